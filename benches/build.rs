@@ -1,9 +1,9 @@
-//! The commit that the bench is built from, for its records: of the package, or of the repository around it.
+//! Finds the commit that the bench is built from, for its records: that of the package, or of the repository around it.
 
 use std::fs;
 use std::process::Command;
 
-/// What `cargo package` adds.
+/// File that `cargo package` adds, with the package's commit.
 const PACKAGED: &str = ".cargo_vcs_info.json";
 
 fn main() {
@@ -18,7 +18,7 @@ fn main() {
     }
 }
 
-/// The first digits behind `"sha1"`, marked where the package has changes.
+/// The first digits after `"sha1"`, marked if the package has changes.
 fn of_package(packaged: &str) -> Option<String> {
     let (_, sha1) = packaged.split_once("\"sha1\"")?;
     let digits = sha1.split('"').nth(1)?.get(..12)?;

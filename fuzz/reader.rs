@@ -1,7 +1,7 @@
-//! The reader of the command's files: whatever the bytes are, an error or a problem, and a problem runs.
+//! Fuzzes the reader of the command's files: any bytes have to give an error or a problem, and a problem has to run.
 //!
-//! An input that begins with `{` is the header of a safetensors file, behind which zeros follow as far as it says; any
-//! other is a whole file.
+//! An input that begins with `{` is the header of a safetensors file; zeros follow as far as the header says. Any other input is a whole
+//! file.
 #![no_main]
 
 use std::fs::File;
@@ -17,11 +17,11 @@ use libfuzzer_sys::fuzz_target;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::Value;
 
-/// Memory of this process: a file that asks for more has to be an error.
+/// Memory limit of this process, in bytes. A file that asks for more has to be an error.
 const MEMORY: u64 = 1 << 30;
-/// Most bytes behind a header.
+/// Most bytes after a header.
 const MOST_BYTES: u64 = 1 << 20;
-/// Most states that are advanced by a token, for a run of some milliseconds.
+/// Most state updates (states times tokens) of a problem that is run, so that a run takes some milliseconds.
 const MOST_STEPS: usize = 16;
 
 static FILE: LazyLock<File> =
@@ -48,7 +48,7 @@ fn limit_memory() {
     setrlimit(Resource::As, limit).expect("a limit may be lowered");
 }
 
-/// Writes the file of an input; its path.
+/// Writes the file of an input and returns its path.
 fn write(input: &[u8]) -> io::Result<PathBuf> {
     let mut file = &*FILE;
     file.set_len(0)?;
@@ -63,7 +63,7 @@ fn write(input: &[u8]) -> io::Result<PathBuf> {
     Ok(format!("/proc/self/fd/{}", file.as_raw_fd()).into())
 }
 
-/// Where the last tensor of a header ends, as far as zeros are written for it.
+/// Bytes of tensors after a header: up to the end of the last tensor, at most [`MOST_BYTES`].
 fn data_bytes(header: &[u8]) -> u64 {
     let header = serde_json::from_slice(header).unwrap_or(Value::Null);
     let tensors = header.as_object().into_iter().flat_map(|map| map.values());
@@ -71,7 +71,7 @@ fn data_bytes(header: &[u8]) -> u64 {
     ends.max().unwrap_or(0).min(MOST_BYTES)
 }
 
-/// States times tokens, K = V = 128 counting fourfold.
+/// Number of state updates: states times tokens. With K = V = 128 each counts as four.
 fn steps(problem: &Problem) -> usize {
     let rows = problem.tokens().len();
     let of_state = |dim| {

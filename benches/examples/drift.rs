@@ -1,5 +1,5 @@
-//! `cargo run --release -p gated-delta-benches --example drift`: rolls 2000 decode steps of GDN and KDA in the simulator,
-//! prints how far the states are from the exact ones, and draws docs/figures/drift.svg.
+//! `cargo run --release -p gated-delta-benches --example drift`: runs 2000 decode steps of GDN and KDA in the simulator, prints the
+//! relative errors of the states, and draws docs/figures/drift.svg.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use gated_delta_harness::arguments::Operator;
 use half::{bf16, f16};
 use plotters::style::RGBColor;
 
-/// What a part of the state is called, and its error.
+/// Name of a part of the state, and its error.
 type Part = (&'static str, fn(&Drift) -> f64);
 
 const STEPS: usize = 2000;
@@ -34,12 +34,12 @@ fn main() -> Result<()> {
                 roll::<bf16>(operator, STEPS, Stores::Each)?,
             ),
             (
-                "bf16 that waits",
+                "bf16 deferred",
                 RGBColor(230, 159, 0),
                 roll::<bf16>(operator, STEPS, Stores::Eighth)?,
             ),
             (
-                "bf16 that waits, u in bf16",
+                "bf16 deferred, u in bf16",
                 RGBColor(204, 121, 167),
                 roll::<bf16>(operator, STEPS, Stores::EighthOfBf16)?,
             ),
@@ -54,7 +54,7 @@ fn main() -> Result<()> {
                 roll::<f32>(operator, STEPS, Stores::Each)?,
             ),
             (
-                "f32 that waits",
+                "f32 deferred",
                 RGBColor(86, 180, 233),
                 roll::<f32>(operator, STEPS, Stores::Eighth)?,
             ),
@@ -107,7 +107,7 @@ fn panel(operator: &str, series: Vec<Series>) -> Panel {
     }
 }
 
-/// Steps and errors, about 40 a decade.
+/// Pairs of step and error, about 40 for each factor of ten in steps.
 fn thinned(errors: &[f64]) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for (step, &error) in (1..).zip(errors) {

@@ -1,4 +1,4 @@
-//! The best row of each cell that any record of a GPU has, and the gate: rows that are slower are measured again, and named.
+//! The best recorded row of each cell on a GPU, and the gate: rows that are slower than that are measured again, and named.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -11,16 +11,16 @@ use crate::prefill;
 use crate::record::{self, Row};
 use crate::timed::Timed;
 
-/// What `--compare` takes for all records instead of a file.
+/// Value of `--compare` that stands for all records instead of one file.
 pub const BEST: &str = "best";
 
-/// A row that takes more than this of its best one's µs is slower; less than the inverse, faster.
+/// Ratio of a row's µs to the best row's above which the row is slower. Below the inverse it is faster.
 const SLOWER: f64 = 1.01;
 
-/// How often a slower row is measured again.
+/// Number of times that a slower row is measured again.
 pub const AGAIN: usize = 3;
 
-/// Files from before the first graph of a process was thrown away: the first cell of each has gaps that are 0.35 µs shorter.
+/// Files from before the first graph of a process was thrown away. The first cell of each has gaps that are 0.35 µs too short.
 const FIRST_GRAPHS: [&str; 8] = [
     "2026-11-20-gdn-decode-k64.csv",
     "2026-11-20-gdn-decode-qwen3-next.csv",
@@ -32,21 +32,21 @@ const FIRST_GRAPHS: [&str; 8] = [
     "2026-11-21-mtp-f32-klast.csv",
 ];
 
-/// The rows of a file, of one of the tables.
+/// Rows of a file, by table.
 pub enum Rows {
     /// Steps.
     Steps(Vec<Row>),
     /// Prefills.
     Prefills(Vec<prefill::Row>),
-    /// Steps on states that wait.
+    /// Steps with deferred write-back.
     Deferred(Vec<deferred::Row>),
 }
 
 impl Rows {
-    /// Those of a file; nothing of times that others' kernels took, and of a run that ended before its first row.
+    /// Reads the rows of a file. `None` for a file of peers' times, and for a run that ended before its first row.
     ///
     /// # Errors
-    /// The system's, a line that is wrong, and columns of no table, with the path.
+    /// I/O errors, a malformed line, or columns of no table, each with the path.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let read = || -> Result<Option<Self>> {
             let header = csv::Reader::from_path(path)?.headers()?.clone();
@@ -73,7 +73,7 @@ impl Rows {
                 return Ok(None);
             } else {
                 bail!(
-                    "columns: wanted those of steps (op, variant), prefills (case, entry) or states that wait (operator, count, entry)"
+                    "columns: wanted those of steps (op, variant), prefills (case, entry) or deferred write-back (operator, count, entry)"
                 );
             };
             Ok(Some(rows))
@@ -82,10 +82,10 @@ impl Rows {
     }
 }
 
-/// The entry that an older record names: each operator had its own of what goes token by token and of single rows, and each layout
-/// and element of states that of a prefill.
+/// Today's name of an entry in an older record. There were separate entries for each operator (token-by-token kernels, single rows), and
+/// for each layout and element of states (prefills).
 fn todays_entry(name: &str) -> String {
-    // GDN had one entry of the largest f32 tile, and KDA two.
+    // GDN had one entry with the largest f32 tile, KDA had two.
     if name == "gdn_layer_klast_f32_k128_tile128" {
         return "layer_klast_f32_k128_tile128_warps16".to_owned();
     }
@@ -116,25 +116,25 @@ fn todays_entry(name: &str) -> String {
     }
 }
 
-/// A row of a record.
+/// The best recorded row of a cell.
 #[derive(Clone, Debug)]
 pub struct Best {
-    /// µs of a launch.
+    /// Time of a launch, in µs.
     pub micros: f64,
-    /// The kernel.
+    /// Name of the kernel.
     pub variant: String,
-    /// The name of its record.
+    /// Name of the record file.
     pub file: String,
-    /// GB/s of a copy then, where it is known.
+    /// Bandwidth of a copy in that run, in GB/s, if it is known.
     pub copy: Option<f64>,
     bytes_micros: Option<f64>,
 }
 
-/// What the records of a GPU have.
+/// All records of a GPU.
 pub struct Records {
     folder: PathBuf,
     files: usize,
-    /// By work, and by work and variant.
+    /// Best rows by work; below, by work and variant.
     of_work: HashMap<String, Best>,
     of_variant: HashMap<(String, String), Best>,
     /// Every kernel that has a row.
@@ -142,11 +142,11 @@ pub struct Records {
 }
 
 impl Records {
-    /// All files of `folder`'s folder for the GPU, but for those of `except`; with `since` those alone whose names, which begin
-    /// with a date, are not before it.
+    /// Reads all files in the GPU's folder of `folder`, except `except`. Names of files begin with a date: those before `since` are
+    /// skipped.
     ///
     /// # Errors
-    /// As [`Rows::read`]'s; a folder that is there and cannot be listed.
+    /// The errors of [`Rows::read`]; a folder that exists and cannot be listed.
     pub fn read(folder: &Path, gpu: &str, since: &str, except: &[PathBuf]) -> Result<Self> {
         let mut records = Self {
             folder: folder.join(record::folder(gpu)),
@@ -228,7 +228,7 @@ impl Records {
         &self.timed
     }
 
-    /// What a row is compared with: what a launch takes with the best of all variants, another variant with its own best.
+    /// The row to compare with: for a selected variant the best of all variants, for another one its own best.
     #[must_use]
     pub fn best(&self, row: &impl Timed) -> Option<&Best> {
         match row.selected() {
@@ -240,11 +240,11 @@ impl Records {
         }
     }
 
-    /// Compares rows with their best ones. What is slower is measured again by `again`, up to so many `times`, while it is: the
-    /// row that took least stays in `rows`.
+    /// Compares rows with the best records. A slower row is measured again by `again`, at most `times` times, until it is not slower. Its
+    /// fastest measurement replaces it in `rows`.
     ///
     /// # Errors
-    /// Those of `again`; where no row has a best one, so that nothing is compared.
+    /// The errors of `again`; no row has a record, so that nothing is compared.
     pub fn judge<R: Timed>(
         &self,
         rows: &mut [R],
@@ -293,7 +293,7 @@ impl Records {
 
 fn line<R: Timed>(row: &R, best: &Best, micros: f64, count: usize) -> String {
     let copy = |copy: Option<f64>| copy.map_or_else(|| "?".to_owned(), |it| format!("{it:.0}"));
-    // The bytes of the same work are the same.
+    // Equal work has equal bytes.
     let by_bytes = || Some(row.copy()? * row.bytes_micros()? / best.bytes_micros?);
     let tune = match best.variant == row.variant() {
         true => String::new(),
@@ -311,18 +311,18 @@ fn line<R: Timed>(row: &R, best: &Best, micros: f64, count: usize) -> String {
     )
 }
 
-/// What became of compared rows.
+/// Result of a comparison of rows with records.
 #[derive(Debug, Default)]
 pub struct Verdict {
-    /// Each in words, with now ÷ best, worst first.
+    /// Slower rows, worst first: the ratio of the time to the best, and a line of text.
     pub slower: Vec<(f64, String)>,
-    /// Rows that take more than 1 % less.
+    /// Number of rows that take more than 1 % less than the best.
     pub faster: usize,
-    /// Rows between.
+    /// Number of rows within 1 % of the best.
     pub equal: usize,
-    /// Rows without a recorded one of the same work.
+    /// Number of rows without a record of the same work.
     pub unrecorded: usize,
-    /// Rows in whose place a repeated measurement is now.
+    /// Number of times that a repeated measurement replaced a row.
     pub replaced: usize,
     ratios: Vec<f64>,
     files: usize,
@@ -330,13 +330,13 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// How many rows were compared.
+    /// Number of compared rows.
     #[must_use]
     pub fn compared(&self) -> usize {
         self.ratios.len()
     }
 
-    /// Counts, and a line for every row that is slower.
+    /// The counts, and a line for each slower row.
     #[must_use]
     pub fn text(&self) -> String {
         let mut ratios = self.ratios.clone();
@@ -360,7 +360,7 @@ impl Verdict {
         text
     }
 
-    /// What fails of it.
+    /// The failure message, if a row is slower.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         let count = self.slower.len();

@@ -1,4 +1,4 @@
-//! Rotating buffers of a cell, and the arguments of a launch on them.
+//! Buffer sets of a cell, to rotate over, and the arguments of a launch on them.
 
 use anyhow::Result;
 use gated_delta::{Activation, DType, Error, Library, Options, Tensor, Work};
@@ -11,7 +11,7 @@ use crate::inputs::{self, Inputs};
 use crate::shapes::Model;
 use crate::slab::{Slab, sets_for, upload};
 
-/// Buffer sets of a cell, and what they started from.
+/// Buffer sets of a cell, and their initial values.
 pub struct Buffers {
     pub(crate) cell: Cell,
     pub(crate) inputs: Inputs,
@@ -31,15 +31,15 @@ pub struct Buffers {
     pub(crate) around: Option<AroundSlabs>,
 }
 
-/// What a layer's convolution and norm take.
+/// Buffers of a layer's convolution and norm.
 pub(crate) struct AroundSlabs {
     projection: Slab,
     previous_x: Slab,
     conv_weight: Slab,
     norm_weight: Slab,
-    /// `[B, D, W − 1]`
+    /// Windows, `[B, D, W − 1]`
     pub(crate) windows: Slab,
-    /// `[B, T, D, W − 1]`, with snapshots.
+    /// Window snapshots, `[B, T, D, W − 1]`, in a cell with snapshots.
     pub(crate) window_snapshots: Slab,
 }
 
@@ -81,12 +81,12 @@ impl TokenSlabs {
 }
 
 impl Buffers {
-    /// Allocates and fills every set where `library` runs.
+    /// Allocates and fills every set, on the device of `library`.
     pub fn new(library: &Library, cell: Cell) -> Result<Self> {
         Self::with(library, cell, Inputs::of(&cell))
     }
 
-    /// The same of inputs that are drawn already.
+    /// As [`new`](Self::new), with inputs that have been drawn before.
     pub fn with(library: &Library, cell: Cell, inputs: Inputs) -> Result<Self> {
         let state_bytes = cell.pool_bytes() + cell.snapshot_bytes();
         let sets = match cell.cold {
@@ -126,13 +126,13 @@ impl Buffers {
         self.sets
     }
 
-    /// What is measured.
+    /// The cell that the buffers are for.
     #[must_use]
     pub fn cell(&self) -> &Cell {
         &self.cell
     }
 
-    /// Makes the first set what it was when it was new.
+    /// Restores the initial values of the first set.
     pub fn renew(&mut self) -> Result<()> {
         self.pool
             .refill(&self.inputs.state_bytes(self.cell.state))?;
@@ -146,13 +146,13 @@ impl Buffers {
         self.snapshots.spoil()
     }
 
-    /// The states of a set as the floor takes them: f32 words.
+    /// States of a set in the form that the floor takes: f32 words.
     pub fn words(&self, set: usize) -> Result<Tensor<'_>, Error> {
         self.pool
             .tensor(set, DType::F32, &[self.cell.pool_bytes() / 4])
     }
 
-    /// The layer step on a set.
+    /// The launch of a layer step on a set.
     fn layer<'s>(
         &'s self,
         around: &'s AroundSlabs,
@@ -218,7 +218,7 @@ impl Buffers {
         .work()
     }
 
-    /// The launch on a set.
+    /// The launch of the cell on a set.
     pub fn work(&self, set: usize) -> Result<Box<dyn Work + '_>, Error> {
         if let Some(around) = &self.around {
             return self.layer(around, set);
@@ -274,7 +274,7 @@ impl Buffers {
         .work()
     }
 
-    /// The tensors of some tokens of a set.
+    /// Key, value and gate tensors of a set.
     fn tokens<'s>(&self, slabs: &'s TokenSlabs, set: usize) -> Result<Tokens<Tensor<'s>>, Error> {
         Ok(Tokens {
             k: self.floats(&slabs.k, set, &self.key_dims())?,
@@ -284,7 +284,7 @@ impl Buffers {
         })
     }
 
-    /// `A_log` and `dt_bias`.
+    /// The gate parameters `A_log` and `dt_bias`, if there are any.
     fn parameters(&self) -> Result<[Option<Tensor<'_>>; 2], Error> {
         let Cell { model, dim, .. } = self.cell;
         let of_channels = [model.value_heads, dim];
@@ -309,7 +309,7 @@ impl Buffers {
             .tensor(set, state, &[slots, model.value_heads, outer, inner])
     }
 
-    /// `[B, T, HV, V, K]`, where there are snapshots.
+    /// Snapshots `[B, T, HV, V, K]`, in a cell with snapshots.
     fn snapshots(&self, set: usize) -> Result<Option<Tensor<'_>>, Error> {
         let Cell {
             mode,
@@ -359,7 +359,7 @@ impl Buffers {
         [batch, tokens, value_heads]
     }
 
-    /// `[B, T, HV]`, KDA `[B, T, HV, K]`.
+    /// Dims of the gate tensor: `[B, T, HV]`, KDA `[B, T, HV, K]`.
     fn gate_dims(&self) -> Vec<usize> {
         match self.cell.op.operator() {
             Operator::Gdn => self.beta_dims().to_vec(),

@@ -1,78 +1,78 @@
-//! What one row of a table measures.
+//! A cell: the launch that one row of a table measures.
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use gated_delta::{DType, Formulation, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator, value_dim};
 
 use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
 
-/// An operator, as the command line and records name it: a table of its own.
+/// An operator, by its name on the command line and in records. Each has a table of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Op {
-    /// GDN, one token.
+    /// GDN decode: one token.
     GdnDecode,
     /// GDN, several tokens.
     GdnMtp,
     /// KDA, one token or several.
     KdaRecurrent,
-    /// GDN's layer step: convolution, one token or several, gated norm.
+    /// Layer step of GDN: convolution, one token or several, gated norm.
     GdnLayer,
-    /// KDA's.
+    /// Layer step of KDA.
     KdaLayer,
 }
 
-/// Where states go.
+/// States that a launch writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum Mode {
-    /// The state after the last token, to its slot.
+    /// Writes the state after the last token, in its slot.
     Update,
-    /// The state after every token, to a tensor of their own; the pool is not written.
+    /// Writes the state after every token to a tensor of snapshots, and not to the pool.
     Snapshots,
-    /// Nowhere.
+    /// Writes no state.
     Verify,
-    /// The state after the accepted tokens of the last step, to its slot; the new tokens are verified.
+    /// Writes the state after the accepted tokens of the last step, in its slot, and verifies the new tokens.
     Resume,
-    /// The state after the accepted tokens of the last step, to its slot; there are no new tokens.
+    /// Writes the state after the accepted tokens of the last step, in its slot; there are no new tokens.
     Commit,
-    /// The state after every token, to slots of the pool.
+    /// Writes the state after every token, in slots of the pool.
     TokenSlots,
 }
 
-/// What one row measures.
+/// The launch that one row measures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
     /// Operator.
     pub op: Op,
-    /// Where states go.
+    /// States that the launch writes.
     pub mode: Mode,
-    /// How tokens are computed.
+    /// Formulation of the tokens.
     pub formulation: Formulation,
-    /// Gate of KDA; GDN computes its own from a and b.
-    pub gate: KdaDecay,
-    /// Heads.
+    /// Form of KDA's gate. GDN's gate is computed from a and b.
+    pub gate: DecayKind,
+    /// Model that the heads are from.
     pub model: Model,
-    /// K = V.
+    /// Key head dim K, which V follows from.
     pub dim: usize,
-    /// B.
+    /// Rows, B.
     pub batch: usize,
-    /// T, and T' where there are previous tokens.
+    /// Tokens of a row, T; with previous tokens, T' is the same.
     pub tokens: usize,
     /// State dtype.
     pub state: DType,
     /// State layout.
     pub layout: StateLayout,
-    /// Rows have a slot each by an index tensor, in no order; without it row b has slot b.
+    /// Whether rows have slots in random order, by an index tensor. Without it row b has slot b.
     pub slots: bool,
-    /// Rotate over buffers that no cache holds, or stay on one set.
+    /// Whether launches rotate over buffers that no cache holds. Otherwise they stay on one set.
     pub cold: bool,
 }
 
 impl Op {
-    /// Name on the command line and of the kernels.
+    /// Name on the command line and in kernels.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -90,7 +90,7 @@ impl Op {
         matches!(self, Self::GdnLayer | Self::KdaLayer)
     }
 
-    /// Whose layer it is.
+    /// Operator of the recurrence.
     #[must_use]
     pub fn operator(self) -> Operator {
         match self {
@@ -99,7 +99,7 @@ impl Op {
         }
     }
 
-    /// Its named layers; the first is the default.
+    /// Layers with names for this operator; the first is the default.
     #[must_use]
     pub fn models(self) -> &'static [Model] {
         match self.operator() {
@@ -108,7 +108,7 @@ impl Op {
         }
     }
 
-    /// Its layer of that name.
+    /// The layer called `name`.
     pub fn model(self, name: &str) -> Result<Model> {
         if self.operator() == Operator::Gdn && name == shapes::EQUAL_HEADS.name {
             return Ok(shapes::EQUAL_HEADS);
@@ -122,7 +122,7 @@ impl Op {
     }
 }
 
-/// The state dtype of that name.
+/// Parses the name of a state dtype.
 pub fn state(name: &str) -> Result<DType> {
     Ok(match name {
         "bf16" => DType::Bf16,
@@ -132,7 +132,7 @@ pub fn state(name: &str) -> Result<DType> {
     })
 }
 
-/// The state layout of that name.
+/// Parses the name of a state layout.
 pub fn layout(name: &str) -> Result<StateLayout> {
     Ok(match name {
         "k_last" => StateLayout::KLast,
@@ -141,7 +141,7 @@ pub fn layout(name: &str) -> Result<StateLayout> {
     })
 }
 
-/// The formulation of that name.
+/// Parses the name of a formulation.
 pub fn formulation(name: &str) -> Result<Formulation> {
     Ok(match name {
         "recurrent" => Formulation::Recurrent,
@@ -150,7 +150,7 @@ pub fn formulation(name: &str) -> Result<Formulation> {
     })
 }
 
-/// What [`formulation`] takes.
+/// Name of a formulation, which [`formulation`] parses.
 #[must_use]
 pub fn formulation_name(formulation: Formulation) -> &'static str {
     match formulation {
@@ -160,23 +160,23 @@ pub fn formulation_name(formulation: Formulation) -> &'static str {
     }
 }
 
-/// The gate of KDA of that name.
-pub fn gate(name: &str) -> Result<KdaDecay> {
+/// Parses the name of a form of KDA's gate.
+pub fn gate(name: &str) -> Result<DecayKind> {
     Ok(match name {
-        "log" => KdaDecay::Log,
-        "softplus" => KdaDecay::Softplus,
-        "lower_bound" => KdaDecay::LowerBound(LOWER_BOUND),
+        "log" => DecayKind::Log,
+        "softplus" => DecayKind::Softplus,
+        "lower_bound" => DecayKind::LowerBound(LOWER_BOUND),
         _ => bail!("gate: wanted log, softplus or lower_bound, got {name}"),
     })
 }
 
-/// What [`gate`] takes.
+/// Name of a form of KDA's gate, which [`gate`] parses.
 #[must_use]
-pub fn gate_name(gate: KdaDecay) -> &'static str {
+pub fn gate_name(gate: DecayKind) -> &'static str {
     match gate {
-        KdaDecay::Log => "log",
-        KdaDecay::Softplus => "softplus",
-        KdaDecay::LowerBound(_) => "lower_bound",
+        DecayKind::Log => "log",
+        DecayKind::Softplus => "softplus",
+        DecayKind::LowerBound(_) => "lower_bound",
     }
 }
 
@@ -194,7 +194,7 @@ impl Mode {
         }
     }
 
-    /// Whether the pool's states are each read and written once, as by the floor.
+    /// Whether each state of the pool is read and written once, as by the floor.
     #[must_use]
     pub fn in_place(self) -> bool {
         matches!(self, Self::Update | Self::Resume | Self::Commit)
@@ -206,7 +206,7 @@ impl Mode {
         !matches!(self, Self::Verify | Self::Snapshots)
     }
 
-    /// Whether there are tokens of the last step.
+    /// Whether there are previous tokens.
     #[must_use]
     pub fn has_previous(self) -> bool {
         matches!(self, Self::Resume | Self::Commit)
@@ -214,7 +214,7 @@ impl Mode {
 }
 
 impl Cell {
-    /// Whether the operator has it.
+    /// Whether the operator has such a launch.
     #[must_use]
     pub fn exists(&self) -> bool {
         let parallel = self.state != DType::F32
@@ -241,7 +241,7 @@ impl Cell {
         (self.op == Op::GdnDecode) == decode && !(self.slots && self.mode == Mode::TokenSlots)
     }
 
-    /// How gates come.
+    /// Form of the gates.
     #[must_use]
     pub fn gates(&self) -> GateKind {
         match self.op.operator() {
@@ -250,7 +250,7 @@ impl Cell {
         }
     }
 
-    /// V
+    /// Value head dim, V.
     #[must_use]
     pub fn value_dim(&self) -> usize {
         value_dim(self.dim)
@@ -265,13 +265,13 @@ impl Cell {
         }
     }
 
-    /// D: channels of a layer's convolution.
+    /// Channels of a layer's convolution, D.
     #[must_use]
     pub fn channels(&self) -> usize {
         2 * self.model.heads * self.dim + self.model.value_heads * self.value_dim()
     }
 
-    /// State of the level-2 cache: cold or warm.
+    /// State of the level-2 cache in words: cold or warm.
     #[must_use]
     pub fn l2(&self) -> &'static str {
         if self.cold { "cold" } else { "warm" }
@@ -302,7 +302,7 @@ impl Cell {
         }
     }
 
-    /// What the cells of one table have in common.
+    /// Title of the table that the cell is in: the properties that all of its cells share.
     #[must_use]
     pub fn title(&self) -> String {
         let Self {

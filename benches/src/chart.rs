@@ -1,4 +1,4 @@
-//! Line charts as SVG: white paper, so that they read on light and dark pages alike.
+//! Line charts as SVG, on a white background, readable on light and dark pages alike.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,69 +17,69 @@ const FONT: &str = "Helvetica, Arial, sans-serif";
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// A picture: panels side by side below a title, a note and one legend for all.
+/// A picture: panels side by side, below a title, a note and a common legend.
 pub struct Picture {
-    /// First line.
+    /// Title, in the first line.
     pub title: String,
-    /// Second line, smaller.
+    /// Note, in the second line, smaller.
     pub note: String,
-    /// From left to right.
+    /// Panels, from left to right.
     pub panels: Vec<Panel>,
 }
 
 /// Curves over the same axes.
 pub struct Panel {
-    /// Horizontal.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Vertical.
+    /// Vertical axis.
     pub y: Axis,
-    /// Drawn in this order.
+    /// Curves, in drawing order.
     pub series: Vec<Series>,
 }
 
-/// A curve. Those of one name have one line in the legend.
+/// A curve. Curves with the same name share a line of the legend.
 #[derive(Clone)]
 pub struct Series {
-    /// What it is.
+    /// Name in the legend.
     pub name: String,
-    /// Of its line and marks.
+    /// Color of the line and marks.
     pub color: RGBColor,
-    /// How its points are shown.
+    /// Style of the points.
     pub marks: Marks,
-    /// In the order of x.
+    /// Points (x, y), in the order of x.
     pub points: Vec<(f64, f64)>,
 }
 
-/// How points are shown.
+/// Style of a curve's points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
-    /// As discs on a bold line.
+    /// Discs on a bold line.
     Filled,
-    /// As rings on a thin line.
+    /// Rings on a thin line.
     Hollow,
-    /// Not at all: a bold line.
+    /// No marks, a bold line.
     Bold,
-    /// Not at all: a thin line.
+    /// No marks, a thin line.
     Thin,
 }
 
 /// A scale with its ticks.
 #[derive(Clone)]
 pub struct Axis {
-    /// What it measures.
+    /// Label of the axis.
     pub label: String,
-    /// From its first to its last value.
+    /// First and last value.
     pub range: Range<f64>,
-    /// Logarithmic.
+    /// Whether the scale is logarithmic.
     pub log: bool,
-    /// Values with a line and a number.
+    /// Values with a grid line and a number.
     pub ticks: Vec<f64>,
-    /// A tick in words.
+    /// Formats the number at a tick.
     pub text: fn(f64) -> String,
 }
 
 impl Axis {
-    /// A logarithmic axis that holds `values`, with a tick at 1, 2 and 5 of every decade, at 1 alone over many decades.
+    /// A logarithmic axis that contains `values`, with ticks at 1, 2 and 5 of every decade, or at 1 only if there are many decades.
     #[must_use]
     pub fn log(label: &str, values: impl Iterator<Item = f64>, text: fn(f64) -> String) -> Self {
         let (low, high) = values

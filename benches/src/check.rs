@@ -1,13 +1,13 @@
-//! The gate: what a launch leaves in the first and the last row, against the reference.
+//! Compares the results of a launch in the first and the last row with the reference.
 
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::{DType, Entry, Library, StreamRef};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
@@ -18,22 +18,22 @@ use crate::cell::{Cell, Mode};
 use crate::inputs::{Around, DISTINCT_SLOTS, EPS, Inputs, TAPS, Tokens};
 use crate::slab::Slab;
 
-/// What the rows that are checked have to hold.
+/// Exact results of the rows that are checked.
 pub struct Truth {
     rows: Vec<usize>,
-    /// `[rows, T, HV, V]`
+    /// Outputs, `[rows, T, HV, V]`
     o: Vec<f64>,
-    /// States of the rows' slots, `T` a row with token slots, else one.
+    /// States of the rows' slots: T states of a row with token slots, else one.
     pool: Vec<f64>,
-    /// `[rows, T, HV, V, K]`
+    /// Snapshots, `[rows, T, HV, V, K]`
     snapshots: Vec<f64>,
-    /// `[rows, D, W − 1]`
+    /// Windows, `[rows, D, W − 1]`
     windows: Vec<f64>,
-    /// `[rows, T, D, W − 1]`
+    /// Window snapshots, `[rows, T, D, W − 1]`
     window_snapshots: Vec<f64>,
 }
 
-/// f64 values of some rows' tokens.
+/// Values of some rows' tokens, as f64.
 struct Wide {
     k: Vec<f64>,
     v: Vec<f64>,
@@ -64,12 +64,12 @@ impl Wide {
         TokenGates::Kda(KdaGates {
             g: &self.gate,
             kind: match cell.gate {
-                KdaDecay::Log => KdaGate::Log,
-                KdaDecay::Softplus => KdaGate::Softplus {
+                DecayKind::Log => KdaDecay::Log,
+                DecayKind::Softplus => KdaDecay::Softplus {
                     a_log,
                     dt_bias: Some(dt_bias),
                 },
-                KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                DecayKind::LowerBound(lower_bound) => KdaDecay::LowerBound {
                     lower_bound: lower_bound.into(),
                     a_log: Some(a_log),
                     dt_bias: Some(dt_bias),
@@ -81,12 +81,12 @@ impl Wide {
     }
 }
 
-/// Computes what the first and the last row of a cell have to hold after a launch on new buffers.
+/// Computes the exact results of the first and the last row of a cell, after a launch on new buffers.
 pub fn truth(cell: &Cell, inputs: &Inputs) -> Result<Truth> {
     Given { cell, inputs }.truth()
 }
 
-/// What a launch is given.
+/// Cell and inputs of a launch.
 struct Given<'a> {
     cell: &'a Cell,
     inputs: &'a Inputs,
@@ -190,7 +190,7 @@ impl Given<'_> {
         })
     }
 
-    /// The same of a layer step.
+    /// Exact results of a layer step.
     fn layer_truth(
         &self,
         rows: Vec<usize>,
@@ -269,7 +269,7 @@ impl Given<'_> {
         })
     }
 
-    /// The slots of the pool that rows read or write.
+    /// Slots of the pool that `rows` read or write.
     fn slots_of(&self, rows: &[usize]) -> Vec<usize> {
         let tokens = self.cell.tokens;
         let slots = |row: &usize| match self.cell.mode {
@@ -284,7 +284,7 @@ impl Given<'_> {
 }
 
 impl Buffers {
-    /// [`truth`] of these.
+    /// Exact results for these buffers, see [`truth`].
     pub fn truth(&self) -> Result<Truth> {
         truth(&self.cell, &self.inputs)
     }
@@ -294,8 +294,8 @@ impl Buffers {
         Given { cell, inputs }.slots_of(rows)
     }
 
-    /// Launches `variant` once on the first set, made new, and compares it with the truth. Returns the largest of the
-    /// relative errors of o, the states and the snapshots.
+    /// Launches `variant` once on the first set, with its initial values, and compares the results with the exact ones. Returns the largest
+    /// of the relative errors of o, the states and the snapshots.
     pub fn check(
         &mut self,
         library: &Library,
@@ -317,7 +317,7 @@ impl Buffers {
         } = self.cell;
         let row_bytes = self.cell.row_bytes();
         let o_bytes = size_of_val(&self.inputs.tokens.v[..]) / batch;
-        // What slots of so many bytes hold.
+        // Reads these slots of a slab, `bytes` in each.
         let read = |slab: &Slab, slots: &[usize], bytes: usize, dtype| -> Result<Vec<f64>> {
             let mut values = Vec::new();
             for slot in slots {
@@ -375,7 +375,7 @@ impl Buffers {
     }
 }
 
-/// The values of some rows out of `batch`.
+/// Values of some rows out of `batch`, as f64.
 fn wide(values: &[bf16], rows: &[usize], batch: usize) -> Vec<f64> {
     let width = values.len() / batch;
     rows.iter()

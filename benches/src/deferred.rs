@@ -1,5 +1,5 @@
-//! Decodes, verifies of drafts and layer steps of both on states that wait, beside those that write every state: µs a step, over
-//! whole cycles from one fold to the next.
+//! Steps with deferred write-back, next to steps that write every state: decodes, verifies of drafts, and layer steps of both. Times are
+//! µs a step, over whole cycles from one flush to the next.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::step::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
 use gated_delta::{
     Activation, Convolution, DType, Entry, Error, Formulation, Gates, Gdn, GdnGates, Inputs, Kda,
-    KdaBeta, KdaGate, KdaGates, Library, Norm, Options, Pending, Previous, States, Step, Stored,
+    KdaBeta, KdaDecay, KdaGates, Library, Norm, Options, Pending, Previous, States, Step, Stored,
     StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
@@ -31,43 +31,43 @@ use crate::inputs::{EPS, TAPS};
 use crate::record::Run;
 use crate::slab::{Slab, sets_for, upload};
 
-/// R, entries of a ring.
+/// Entries of a ring, R.
 const ENTRIES: usize = 24;
 
-/// Largest relative errors of o in bf16, and of states in f32; of bf16 states as of o.
+/// Largest relative errors: of o in bf16, and of f32 states. For bf16 states the first one counts.
 const ERRORS: [f64; 2] = [2.5e-3, 1e-5];
 
-/// How many tokens the rows of a launch have pending.
+/// Numbers of pending tokens in the rows of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Count {
-    /// No ring: each step writes its states; of drafts, those that are kept of the step before.
+    /// No ring: each step writes its states; with drafts, it first commits the kept ones of the step before.
     Today,
-    /// All counts from one fold to the next, each of as many rows, and launches have all of them in turn.
+    /// All counts from one flush to the next, each in as many rows; launches take all of them in turn.
     Cycle,
-    /// Those with which no row folds.
+    /// Counts with which no row flushes.
     NeverFold,
-    /// That with which all fold.
+    /// The count with which all rows flush.
     AlwaysFold,
 }
 
-/// What is new in a step, and stays.
+/// New tokens of a step, and how they are computed and kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Drafts {
-    /// T
+    /// Tokens of a step, T.
     pub tokens: usize,
-    /// How many of them are kept of every step.
+    /// Number of them that are kept after every step.
     pub kept: usize,
-    /// N
+    /// Most pending tokens, N.
     pub most: usize,
-    /// All at once, on the tensor cores.
+    /// Whether the tokens are computed together, on tensor cores.
     pub parallel: bool,
-    /// u of the ring is bf16, not f32.
+    /// Whether u in the ring is bf16, not f32.
     pub bf16_updates: bool,
 }
 
 impl Drafts {
-    /// One token a step, and up to 8 pending.
+    /// One token a step, and up to 8 pending tokens.
     pub const NONE: Self = Self {
         tokens: 1,
         kept: 1,
@@ -76,7 +76,7 @@ impl Drafts {
         bf16_updates: false,
     };
 
-    /// Element of u.
+    /// Dtype of u in the ring.
     fn updates(self) -> DType {
         match self.bf16_updates {
             true => DType::Bf16,
@@ -84,7 +84,7 @@ impl Drafts {
         }
     }
 
-    /// Counts of tokens pending, of rows that are somewhere in a cycle of folds.
+    /// Numbers of pending tokens, for rows at different places in the cycle of flushes.
     fn counts(self, count: Count) -> Vec<usize> {
         let cycle = (1..)
             .map(|step| step * self.kept)
@@ -106,38 +106,38 @@ impl Drafts {
 impl Count {
     const ALL: [Self; 4] = [Self::Today, Self::Cycle, Self::NeverFold, Self::AlwaysFold];
 
-    /// In a table.
+    /// Name in a table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Today => "every step writes",
             Self::Cycle => "whole cycles",
-            Self::NeverFold => "never folds",
-            Self::AlwaysFold => "always folds",
+            Self::NeverFold => "never flushes",
+            Self::AlwaysFold => "always flushes",
         }
     }
 }
 
-/// A layer and a batch.
+/// A layer and a batch to measure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Case {
-    /// Whose layer.
+    /// Operator of the layer.
     pub operator: Operator,
     /// Whether there are a convolution and a norm around the recurrence.
     pub layer: bool,
-    /// H and HV.
+    /// Heads, H and HV.
     pub heads: [usize; 2],
-    /// K = V
+    /// Head dims, K = V.
     pub dim: usize,
-    /// Of states.
+    /// Dtype of the states.
     pub state: DType,
-    /// B
+    /// Rows, B.
     pub batch: usize,
-    /// Of a step.
+    /// Tokens of a step.
     pub drafts: Drafts,
 }
 
-/// Drafts of bf16 states: of speculation by 3 and by 7, half of which is kept, and none.
+/// Drafts with bf16 states: speculation by 3 and by 7 tokens, of which half is kept, and single tokens.
 const DRAFTS: [Drafts; 7] = [
     Drafts {
         parallel: true,
@@ -165,7 +165,7 @@ const DRAFTS: [Drafts; 7] = [
     },
 ];
 
-/// Four tokens a step, two of which are kept.
+/// Four tokens a step, of which two are kept.
 pub(crate) const OF_4: Drafts = Drafts {
     tokens: 4,
     kept: 2,
@@ -174,18 +174,18 @@ pub(crate) const OF_4: Drafts = Drafts {
     bf16_updates: false,
 };
 
-/// Eight tokens a step, four of which are kept.
+/// Eight tokens a step, of which four are kept.
 pub(crate) const OF_8: Drafts = Drafts {
     tokens: 8,
     kept: 4,
     ..OF_4
 };
 
-/// What there are cases of: recurrences, and whole layers.
+/// Names of the kinds of cases: recurrences, and whole layers.
 pub const OPERATORS: [&str; 4] = ["gdn", "kda", "gdn_layer", "kda_layer"];
 
-/// Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without and with a convolution and a norm; of bf16 states drafts
-/// too, but for KDA's layer, which has none.
+/// Cases with Qwen3-Next's heads and Kimi-Linear's, in both state dtypes, without and with a convolution and a norm. With bf16 states there
+/// are drafts too, except for KDA with K = 64, which has no kernels for them.
 #[must_use]
 pub fn cases(batches: &[usize], dims: &[usize]) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -219,7 +219,7 @@ pub fn cases(batches: &[usize], dims: &[usize]) -> Vec<Case> {
     cases
 }
 
-/// H and HV of Qwen3-Next, and of Kimi-Linear.
+/// Heads H and HV of Qwen3-Next (GDN) and of Kimi-Linear (KDA).
 #[must_use]
 pub fn heads(operator: Operator) -> [usize; 2] {
     match operator {
@@ -231,58 +231,58 @@ pub fn heads(operator: Operator) -> [usize; 2] {
 /// A measured row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// gdn or kda, of a layer gdn_layer or kda_layer.
+    /// Name of the kind of case, one of [`OPERATORS`].
     pub operator: String,
-    /// Element of a state.
+    /// Dtype of the states.
     pub state: String,
-    /// B
+    /// Rows, B.
     pub batch: usize,
-    /// T; like N, u and what follows µs, nothing in records of before it was written.
+    /// Tokens of a step, T. Older records lack this column, and others below: N, u, and the columns after µs.
     #[serde(default = "one_token")]
     pub tokens: usize,
-    /// N
+    /// Most pending tokens, N.
     #[serde(default = "most_of_one_token")]
     pub most: usize,
-    /// Element of u in the rings.
+    /// Dtype of u in the rings.
     #[serde(default = "wide_updates")]
     pub updates: String,
-    /// What the rows have pending.
+    /// Numbers of pending tokens in the rows.
     pub count: Count,
-    /// What is launched.
+    /// Name of the kernel.
     pub entry: String,
-    /// A launch without a choice takes it.
+    /// Whether the library selects this kernel.
     pub selected: bool,
-    /// ‖got − truth‖ / ‖truth‖ of o.
+    /// Relative error of o, ‖got − exact‖ / ‖exact‖.
     pub error_o: f64,
-    /// The same of states that are written; 0 where none is.
+    /// Relative error of the written states; 0 if none is written.
     pub error_state: f64,
-    /// Bytes that a launch must move, in the mean.
+    /// Bytes that a launch has to move, on average.
     pub bytes: f64,
-    /// µs of a launch; nothing without a timer.
+    /// Median time of a launch, in µs; `None` without a timer.
     pub us: Option<f64>,
-    /// A tenth of the replays took less.
+    /// 10th percentile over the replays, in µs.
     pub us_p10: Option<f64>,
-    /// Nine tenths of the replays took less.
+    /// 90th percentile over the replays, in µs.
     pub us_p90: Option<f64>,
-    /// K = V
+    /// Head dims, K = V.
     #[serde(default = "recorded_dim")]
     pub k_dim: usize,
-    /// GB/s of a copy.
+    /// Bandwidth of a copy in the same run, in GB/s.
     #[serde(default)]
     pub copy_gb_s: Option<f64>,
     /// Name of the GPU.
     #[serde(default)]
     pub gpu: String,
-    /// Version of its driver.
+    /// Version of the driver.
     #[serde(default)]
     pub driver: String,
-    /// The commit that the bench was built from.
+    /// Commit that the bench was built from.
     #[serde(default)]
     pub commit: String,
 }
 
 impl Row {
-    /// Whether the case has it. Of a step of one token that writes every state, all cases have the same.
+    /// Whether the row belongs to the case. A row of one token that writes every state belongs to all token-by-token cases of one token.
     #[must_use]
     pub fn is_of(&self, case: &Case) -> bool {
         let Drafts {
@@ -319,7 +319,7 @@ fn recorded_dim() -> usize {
     128
 }
 
-/// Buffer sets of a case. All rows have the same values, but for what is pending.
+/// Buffer sets of a case. All rows have the same values, except for their pending tokens.
 struct Buffers {
     case: Case,
     sets: usize,
@@ -341,24 +341,24 @@ struct Buffers {
     z: Slab,
     norm_weight: Slab,
     counts: Vec<usize>,
-    /// Of each launch with other counts.
+    /// Numbers of pending tokens, one tensor for each launch with other counts.
     len: Slab,
     base: Slab,
-    /// Tokens of the step before that are kept.
+    /// Number of kept tokens of the step before.
     keep: Slab,
 }
 
-/// What a row has to hold.
+/// Exact results of a row.
 struct Truth {
     b: usize,
     o: Vec<f64>,
-    /// Where it is written.
+    /// States, if they are written.
     states: Option<Vec<f64>>,
-    /// Windows, and inputs of the ring.
+    /// Windows, and inputs in the ring.
     copies: [Option<Vec<f64>>; 2],
 }
 
-/// Those of a row, exact in their dtypes: q, k and v, or x and what else is of a layer.
+/// Values of a row's tensors, exact in their dtypes: q, k and v, or x and the layer's other tensors.
 struct Values {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -381,7 +381,7 @@ fn bf16s(values: &[f32]) -> Vec<bf16> {
     values.iter().map(|&x| bf16::from_f32(x)).collect()
 }
 
-/// As the dtype has them.
+/// Bytes of values in a dtype.
 fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::Bf16 => bytemuck::cast_slice(&bf16s(values)).to_vec(),
@@ -427,7 +427,7 @@ impl Values {
 }
 
 impl Case {
-    /// Decays of a token and value head.
+    /// Number of decays for a token and value head.
     fn decays(&self) -> usize {
         match self.operator {
             Operator::Gdn => 1,
@@ -435,23 +435,23 @@ impl Case {
         }
     }
 
-    /// Elements of o of a row.
+    /// Elements of o in a row.
     fn outputs(&self) -> usize {
         self.drafts.tokens * self.heads[1] * self.dim
     }
 
-    /// D
+    /// Channels of the convolution, D.
     fn channels(&self) -> usize {
         let [h, hv] = self.heads;
         (2 * h + hv) * self.dim
     }
 
-    /// Whether windows wait as states do, and x of the tokens since is in a ring.
+    /// Whether windows are deferred as states are, with x of the pending tokens in a ring.
     fn windows_wait(&self) -> bool {
         self.layer && self.drafts.parallel
     }
 
-    /// Of keys of a ring: a convolution makes k in f32.
+    /// Dtype of keys in the ring: a convolution makes k in f32.
     fn keys(&self) -> DType {
         match self.layer {
             false => DType::Bf16,
@@ -459,7 +459,7 @@ impl Case {
         }
     }
 
-    /// Of z: Qwen3-Next's, and Kimi-Linear's.
+    /// Activation of z in Qwen3-Next's layer (GDN) and Kimi-Linear's (KDA).
     fn activation(&self) -> Activation {
         match self.operator {
             Operator::Gdn => Activation::Silu,
@@ -467,7 +467,7 @@ impl Case {
         }
     }
 
-    /// One of [`OPERATORS`].
+    /// Name of the kind of case, one of [`OPERATORS`].
     #[must_use]
     pub fn operator_name(&self) -> &'static str {
         let [gdn, kda, gdn_layer, kda_layer] = OPERATORS;
@@ -523,8 +523,7 @@ impl Buffers {
         })
     }
 
-    /// The first set as it was before launches folded its states, moved its windows and left their tokens in its rings, and no
-    /// outputs.
+    /// Restores the first set: launches have flushed its states, moved its windows and written to its rings. Clears its outputs.
     fn restore(&mut self) -> Result<()> {
         self.o.spoil()?;
         let Values {
@@ -549,7 +548,7 @@ impl Buffers {
         self.decays.refill(&bytes(decays, DType::F32))
     }
 
-    /// Launch i of those with `count`.
+    /// Launch number `i`, with the numbers of pending tokens of `count`.
     fn work(&self, i: usize, count: Count) -> Result<Box<dyn Work + '_>, Error> {
         let Case {
             operator,
@@ -596,7 +595,7 @@ impl Buffers {
                 let decays = self
                     .decays
                     .tensor(set, DType::F32, &[batch, hv, ENTRIES, dim])?;
-                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
                 let o = self.o.tensor(set, DType::Bf16, &[batch, tokens, hv, dim])?;
                 let states =
                     States::update(self.pool.tensor(set, state, &[batch, hv, dim, dim])?);
@@ -685,14 +684,14 @@ impl Buffers {
         Ok(Box::new(step.pending(pending)))
     }
 
-    /// Where the tokens of the step before are: in level-2 cache as little as the new ones.
+    /// Number of the set that has the previous tokens: another set, so that they are not in level-2 cache either.
     fn before(&self, set: usize) -> usize {
         (set + 1) % self.sets
     }
 
-    /// What a launch must move in the mean: states read, and written by rows that fold, entries read and written, windows read
-    /// and written, tokens. A window that waits is written where its state is; what is read is as much, of it and of the inputs
-    /// that are pending, and x of all new tokens is an entry more.
+    /// Bytes that a launch has to move, on average: states read, and written by rows that flush; ring entries read and written; windows
+    /// read and written; tokens. A deferred window is written together with its state. The window and its pending inputs that are read are
+    /// one window's bytes; x of the new tokens adds to the entries written.
     fn bytes(&self, count: Count) -> f64 {
         let Values {
             q,
@@ -736,7 +735,7 @@ impl Buffers {
         self.case.batch as f64 * of_rows / self.counts.len() as f64
     }
 
-    /// What some rows have to hold after the first launch, each by the reference, on a thread of its own.
+    /// Exact results of some rows after the first launch, each computed by the reference on its own thread.
     fn truths(&self, count: Count) -> Result<Vec<Truth>> {
         let (case, counts, values) = (self.case, &self.counts[..], &self.values);
         let Case {
@@ -773,7 +772,7 @@ impl Buffers {
             Operator::Gdn => TokenGates::Gdn(GdnReference::Given { g: &g, beta: &beta }),
             Operator::Kda => TokenGates::Kda(kda::KdaGates {
                 g: &g,
-                kind: kda::KdaGate::Log,
+                kind: kda::KdaDecay::Log,
                 beta: &beta,
                 beta_kind: kda::KdaBeta::Given,
             }),
@@ -857,7 +856,7 @@ impl Buffers {
             };
             Ok(truth)
         };
-        // The row of the last count, which folds in a cycle, among them.
+        // The rows include that of the last count, which flushes in a cycle.
         let rows = [0, 1, 6, 7, counts.len() - 1, batch - 1];
         let rows: BTreeSet<usize> = rows.into_iter().filter(|&b| b < batch).collect();
         thread::scope(|scope| {
@@ -872,8 +871,8 @@ impl Buffers {
         })
     }
 
-    /// Relative errors of o and of written states after the first launch. Windows, and inputs that are pending, are copies: they
-    /// are what they must be, whether they are written or not.
+    /// Relative errors of o and of written states after the first launch. Windows and pending inputs are copies: an error is returned if
+    /// they differ at all, written or not.
     fn errors(&self, truths: &[Truth]) -> Result<[f64; 2]> {
         let Case {
             heads: [_, hv],
@@ -918,7 +917,7 @@ impl Buffers {
     }
 }
 
-/// Values of f32 or bf16 bytes.
+/// f64 values of f32 or bf16 bytes.
 fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::F32 => {
@@ -938,10 +937,11 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
     }
 }
 
-/// Checks and, with a timer, times every count of every case; `every_entry` that computes it, or the selected one.
+/// Checks and, with a timer, times every count of every case; with `every_entry`, for every kernel that computes it, else for the
+/// selected one.
 ///
 /// # Errors
-/// The driver's, and results that are wrong.
+/// The driver's errors, and wrong results.
 pub fn run(
     library: &Library,
     timer: Option<(&Timer, &Run)>,
@@ -957,10 +957,10 @@ pub fn run(
     Ok(rows)
 }
 
-/// One case of [`run`].
+/// Checks and times one case, as [`run`] does.
 ///
 /// # Errors
-/// As [`run`]'s.
+/// The errors of [`run`].
 pub fn measure(
     library: &Library,
     timer: Option<(&Timer, &Run)>,
@@ -1034,7 +1034,7 @@ pub fn measure(
     Ok(rows)
 }
 
-/// All rows, one a line.
+/// A table of all rows, one a line.
 #[must_use]
 pub fn table(rows: &[Row], copy: f64) -> String {
     let mut table = Table::new();
@@ -1086,10 +1086,10 @@ pub fn table(rows: &[Row], copy: f64) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     format!(
-        "T tokens a step on states that wait, at most N pending; K-last, q, k, v, o in bf16, level-2 cache cold.\n\
-         Of a layer x, windows and z in bf16, four taps; with drafts its windows wait too. Of 4 drafts 2 are kept and of\n\
-         8 drafts 4; what writes every state then is a resume.\n\
-         \"whole cycles\" is a mean from one fold to the next: all counts, spread evenly over the rows, and over the\n\
-         launches in turn, folds included.\n\n{table}\n"
+        "T tokens a step with deferred write-back, at most N pending; K-last, q, k, v, o in bf16, level-2 cache cold.\n\
+         A layer has x, windows and z in bf16 and four taps; with drafts its windows are deferred too. 2 of 4 drafts are\n\
+         kept, and 4 of 8; the step that writes every state is then a resume.\n\
+         \"whole cycles\" is a mean from one flush to the next: all counts, spread evenly over the rows, and over the\n\
+         launches in turn, flushes included.\n\n{table}\n"
     )
 }

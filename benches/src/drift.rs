@@ -1,10 +1,10 @@
-//! How far a state that is stored after every token, or waits for eight, moves away from the exact recurrence of the same
-//! inputs.
+//! Drift of states from the exact recurrence of the same inputs, for states that are stored after every token, and with deferred
+//! write-back after every eighth.
 
 use anyhow::Result;
 use gated_delta::step::{MAX_PENDING, pending};
 use gated_delta::{
-    DeviceElement, Error, Formulation, Gdn, GdnGates, Kda, KdaBeta, KdaGate, KdaGates, Library,
+    DeviceElement, Error, Formulation, Gdn, GdnGates, Kda, KdaBeta, KdaDecay, KdaGates, Library,
     Options, Pending, States, StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
@@ -17,30 +17,30 @@ use rand::{RngExt, SeedableRng};
 /// Heads, H = HV.
 pub const HEADS: usize = 4;
 
-/// K = V.
+/// Head dims, K = V.
 pub const DIM: usize = 128;
 
-/// One of so many decays is near 1: of the heads with GDN, of the channels with KDA.
+/// One in this many decays is slow, near 1: of the heads with GDN, of the channels with KDA.
 const SLOW_EVERY: usize = 4;
 
-/// Log decays of the slow ones.
+/// Range of the slow log decays.
 const SLOW: (f32, f32) = (-0.002, 0.0);
 
-/// The other log decays.
+/// Range of the other log decays.
 const FAST: (f32, f32) = (-0.5, -0.05);
 
 /// Relative error of the states after a token, ‖S − S_exact‖ / ‖S_exact‖.
 #[derive(Clone, Copy, Debug)]
 pub struct Drift {
-    /// Of all.
+    /// Error of the whole state.
     pub all: f64,
-    /// Of what decays near 1 are applied to.
+    /// Error of the parts with slow decays.
     pub slow: f64,
-    /// Of the rest.
+    /// Error of the other parts.
     pub fast: f64,
 }
 
-/// What one token brings to every head.
+/// Inputs of one token, for all heads.
 struct Inputs {
     q: Vec<bf16>,
     k: Vec<bf16>,
@@ -50,25 +50,25 @@ struct Inputs {
     beta: Vec<bf16>,
 }
 
-/// A state element.
+/// Type of a state's elements.
 pub trait Stored: DeviceElement + Default + Into<f64> {}
 impl<S: DeviceElement + Default + Into<f64>> Stored for S {}
 
-/// Entries of a ring.
+/// Entries of a ring, R.
 const ENTRIES: usize = MAX_PENDING + 1;
 
-/// When a state is stored.
+/// Times at which a state is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stores {
     /// After every token.
     Each,
-    /// After every eighth, with u of the tokens since in f32.
+    /// After every eighth token; the pending u are f32.
     Eighth,
-    /// The same with u in bf16, on the tensor cores.
+    /// After every eighth token; the pending u are bf16, and the kernel runs on tensor cores.
     EighthOfBf16,
 }
 
-/// u of the tokens that wait.
+/// u of the pending tokens.
 enum Updates {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
@@ -83,7 +83,7 @@ impl Updates {
     }
 }
 
-/// The ring of the one slot, and what is pending in it.
+/// Ring of the only slot, and its numbers of pending tokens.
 struct Ring {
     keys: Vec<bf16>,
     updates: Updates,
@@ -107,7 +107,7 @@ impl Ring {
         }
     }
 
-    /// The states with the pending tokens in them, which is what the next step reads.
+    /// States with the pending tokens added, as the next step reads them.
     fn applied(&self, operator: Operator, mut states: Vec<f64>) -> Vec<f64> {
         let channels = channels(operator);
         for j in 0..self.len {
@@ -136,7 +136,7 @@ fn channels(operator: Operator) -> usize {
     }
 }
 
-/// Decodes `steps` random tokens from a zero state with the kernel in the simulator, and in f64 without rounding.
+/// Decodes `steps` random tokens from a zero state, with the kernel in the simulator and in f64 without rounding. Returns the errors.
 pub fn roll<S: Stored>(operator: Operator, steps: usize, stores: Stores) -> Result<Vec<Drift>> {
     let mut ring = (stores != Stores::Each).then(|| Ring::new(operator, stores));
     let library = Library::simulator();
@@ -239,7 +239,7 @@ impl Inputs {
             }
             Operator::Kda => {
                 let g = Tensor::from_slice(&self.g, &heads)?;
-                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
                 let mut step = Kda::new(inputs, gates, o, pool).options(options);
                 step.pending = pending;
                 Box::new(step)

@@ -1,4 +1,4 @@
-//! Rows as figures: a file for every table.
+//! Draws rows as figures, a file for each table.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::report::{of_title, titles};
 
 const GREY: RGBColor = RGBColor(120, 126, 136);
 
-/// Draws what launches take, µs and % of the copy over B, beside the best peers. Returns the files.
+/// Draws the times of selected variants over B, in µs and in % of the copy's bandwidth, next to the best peers. Returns the files.
 pub fn draw_all(folder: &Path, rows: &[Row], peers: &Peers) -> Result<Vec<PathBuf>> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let selected: Vec<Row> = rows.iter().filter(|row| row.selected).cloned().collect();
@@ -120,7 +120,7 @@ fn batches(rows: &[&Row]) -> Axis {
     }
 }
 
-/// Where it was measured, and who the peers are.
+/// Note of a figure: the GPU and driver, and the peers.
 fn note(rows: &[&Row], peers: &Peers) -> String {
     let Some(Row { cell, run, .. }) = rows.first() else {
         return String::new();
@@ -143,7 +143,7 @@ fn note(rows: &[&Row], peers: &Peers) -> String {
     parts.join(" · ")
 }
 
-/// Colours that stay apart for the colour-blind.
+/// Colors that color-blind readers can tell apart.
 fn color(tokens: usize) -> RGBColor {
     match tokens {
         1 => RGBColor(0, 114, 178),
@@ -154,7 +154,7 @@ fn color(tokens: usize) -> RGBColor {
     }
 }
 
-/// The name of a table's file.
+/// File name of a table's figure, without the extension.
 fn slug(cell: &Cell) -> String {
     let Cell { state, layout, .. } = cell;
     let (operator, model, mode) = (cell.op.name(), cell.model.name, cell.mode.name());

@@ -1,5 +1,5 @@
-//! What a launch costs the host over a bare launch of the same kernels: `cuLaunchKernel`, or `cuLaunchKernelEx` where the
-//! launch has an attribute.
+//! Host time of a launch, over a bare launch of the same kernels: `cuLaunchKernel`, or `cuLaunchKernelEx` for a launch with an
+//! attribute.
 
 use std::ffi::{CString, c_void};
 use std::fmt;
@@ -13,36 +13,36 @@ use gated_delta::driver::{
 };
 use gated_delta::raw::LaunchShape;
 use gated_delta::{
-    Convolution, DType, Error, Formulation, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate, KdaGates,
-    Library, Norm, Options, Pending, Previous, States, Stored, StreamRef, Tensor, Work,
+    Convolution, DType, Error, Formulation, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaDecay,
+    KdaGates, Library, Norm, Options, Pending, Previous, States, Stored, StreamRef, Tensor, Work,
 };
 
-/// H of Qwen3-Next's layer.
+/// Query/key heads H of Qwen3-Next's layer.
 const H: usize = 16;
-/// HV of Qwen3-Next's layer.
+/// Value heads HV of Qwen3-Next's layer.
 const HV: usize = 32;
-/// K and V.
+/// Head dims, K = V.
 const DIM: usize = 128;
-/// Of the convolution.
+/// Taps of the convolution, W.
 const TAPS: usize = 4;
-/// P
+/// Slots, P.
 const SLOTS: usize = 8;
-/// Entries of a ring, one more than may be pending.
+/// Entries of a ring, R: one more than the most pending tokens.
 const RING: usize = 9;
-/// Rows of the prefill, of which all but the first have one token.
+/// Rows of the prefill. All but the first have one token.
 const ROWS: usize = 4;
-/// Tokens of its first row.
+/// Tokens of the prefill's first row.
 const PROMPT: usize = 1024;
 
 /// A launch whose cost is measured.
 pub struct Case {
-    /// What it is.
+    /// Name of the case.
     pub name: &'static str,
-    /// Its arguments.
+    /// Arguments of the launch.
     pub work: Box<dyn Work>,
 }
 
-/// Tensors one behind the other.
+/// Places tensors one after the other in memory.
 struct Arena {
     next: u64,
 }
@@ -53,7 +53,7 @@ impl Arena {
         let bytes = dims.iter().product::<usize>() * dtype.size_of();
         let address = self.next;
         self.next = (address + bytes as u64).next_multiple_of(ALIGNMENT);
-        // SAFETY: `cases` promises memory there to whoever launches.
+        // SAFETY: only a launch accesses the memory, and whoever launches a case has memory there (see `cases`).
         unsafe { Tensor::from_raw(address, dtype, dims) }
     }
 
@@ -105,7 +105,7 @@ impl Arena {
         Ok(Norm::new(z, self.bf16(&[DIM])?, 1e-6))
     }
 
-    /// A step of Qwen3-Next's whole layer; there are so many slots.
+    /// A step of Qwen3-Next's whole layer, with `slots` slots.
     fn layer(&mut self, [rows, tokens]: [usize; 2], slots: usize) -> Result<Gdn<'static>, Error> {
         let step = Gdn::new(
             self.conv(rows, tokens, H)?,
@@ -127,7 +127,7 @@ impl Arena {
 
     /// A step of Kimi-Linear's whole layer.
     fn kda_layer(&mut self) -> Result<Kda<'static>, Error> {
-        let kind = KdaGate::LowerBound {
+        let kind = KdaDecay::LowerBound {
             lower_bound: -5.0,
             a_log: Some(self.f32(&[HV])?),
             dt_bias: Some(self.f32(&[HV, DIM])?),
@@ -142,7 +142,7 @@ impl Arena {
         Ok(step.norm(self.norm(1, 1)?))
     }
 
-    /// Drafts verified after the last step's.
+    /// A verify of drafts after the tokens of the last step.
     fn resume(&mut self) -> Result<Gdn<'static>, Error> {
         const TOKENS: usize = 4;
         let step = self.layer([1, TOKENS], 1)?;
@@ -164,7 +164,7 @@ impl Arena {
         Ok(step.pending(Pending::new(rings, self.i32(&[1])?, self.i32(&[1])?)))
     }
 
-    /// A prompt beside rows that decode.
+    /// A mixed batch: a prompt, and rows that decode.
     fn prefill(&mut self) -> Result<Gdn<'static>, Error> {
         let step = self.layer([1, PROMPT + ROWS - 1], ROWS)?;
         let step = step
@@ -175,11 +175,11 @@ impl Arena {
     }
 }
 
-/// Every case, with its tensors one behind the other from `base` on, and how many bytes these are. Whoever launches one has
-/// memory there; whatever is in it.
+/// All cases, with their tensors one after the other from address `base`, and the number of bytes of these. The memory has to be there
+/// when a case is launched, with any contents.
 ///
 /// # Errors
-/// None: the arguments are good ones.
+/// None: the arguments are valid.
 pub fn cases(base: u64) -> Result<(Vec<Case>, usize), Error> {
     let mut arena = Arena { next: base };
     let works: [(&str, Box<dyn Work>); 6] = [
@@ -187,7 +187,7 @@ pub fn cases(base: u64) -> Result<(Vec<Case>, usize), Error> {
         ("layer, T = 1", Box::new(arena.layer([1, 1], 1)?)),
         ("KDA layer, T = 1", Box::new(arena.kda_layer()?)),
         ("layer, 4 drafts after 4", Box::new(arena.resume()?)),
-        ("layer on states that wait", Box::new(arena.deferred()?)),
+        ("layer, deferred write-back", Box::new(arena.deferred()?)),
         ("prefill of a layer", Box::new(arena.prefill()?)),
     ];
     let cases = works.map(|(name, work)| Case { name, work });
@@ -199,12 +199,12 @@ pub struct Bare<'a> {
     driver: &'static Driver,
     stream: StreamRef<'a>,
     launches: Vec<(RawFunction, LaunchShape, Vec<u8>)>,
-    /// The functions are of these.
+    /// Modules of the functions.
     modules: Vec<Module>,
 }
 
 impl<'a> Bare<'a> {
-    /// What `work` launches in this context.
+    /// The bare form of the launches of `work` in this context.
     pub fn new(context: &Context, stream: StreamRef<'a>, work: &dyn Work) -> Result<Self> {
         const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
         let device = context.device();
@@ -230,26 +230,26 @@ impl<'a> Bare<'a> {
         Ok(bare)
     }
 
-    /// How many kernels are launched.
+    /// Number of kernels.
     #[must_use]
     pub fn kernels(&self) -> usize {
         self.launches.len()
     }
 
-    /// Bytes of the parameter of each.
+    /// Bytes of each kernel's parameter.
     #[must_use]
     pub fn parameter_bytes(&self) -> Vec<usize> {
         let launches = self.launches.iter();
         launches.map(|(.., parameter)| parameter.len()).collect()
     }
 
-    /// Launches all of them, and does nothing else.
+    /// Launches all kernels, and does nothing else.
     ///
     /// # Errors
     /// [`Error::Driver`].
     ///
     /// # Safety
-    /// The context is current, and there is memory where the tensors are until the stream has passed the launch.
+    /// The context is current, and the memory of the tensors stays until the stream has passed the launch.
     pub unsafe fn launch(&self) -> Result<(), Error> {
         for (function, shape, parameter) in &self.launches {
             let mut parameters = [parameter.as_ptr().cast_mut().cast::<c_void>()];
@@ -267,7 +267,7 @@ impl<'a> Bare<'a> {
                     count: 1,
                 };
                 let config = &raw const config;
-                // SAFETY: the function takes this parameter; all else is the caller's promise.
+                // SAFETY: the function takes this parameter; the caller promises the rest.
                 unsafe {
                     (self.driver).launch_kernel_ex(config, *function, parameters, null_mut())
                 }?;
@@ -295,16 +295,16 @@ impl<'a> Bare<'a> {
     }
 }
 
-/// Ns of a launch, for each of its kernels.
+/// Host time of a launch in ns, per kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct HostCost {
-    /// How many there are.
+    /// Number of kernels.
     pub kernels: usize,
-    /// A bare launch, and nothing else.
+    /// Time of a bare launch.
     pub bare: f64,
-    /// What a launch of a plan takes above it.
+    /// Additional time of a launch of a plan.
     pub plan: f64,
-    /// What a launch through the warm cache takes above it.
+    /// Additional time of a launch through the warm cache.
     pub cached: f64,
 }
 
@@ -324,10 +324,10 @@ impl fmt::Display for HostCost {
     }
 }
 
-/// What the launches of every case cost the host, a line for each and one for all.
+/// Host times of the launches of all cases: a line for each, and one for all together.
 ///
 /// # Errors
-/// Of the driver.
+/// The errors of the driver.
 pub fn host_costs(library: &Library, stream: &Stream) -> Result<String> {
     let context = library.context().context("a library without a GPU")?;
     let (_, bytes) = cases(0)?;
@@ -338,7 +338,7 @@ pub fn host_costs(library: &Library, stream: &Stream) -> Result<String> {
     let mut text = String::new();
     let mut all = Vec::new();
     for Case { name, work } in &cases {
-        // SAFETY: the memory is there until this function has waited for the stream.
+        // SAFETY: the memory stays until this function has waited for the stream.
         let cost = unsafe { host_cost(library, stream, &**work) }.context(*name)?;
         text += &format!("host, {name}: {cost}\n");
         all.push(cost);
@@ -356,11 +356,11 @@ pub fn host_costs(library: &Library, stream: &Stream) -> Result<String> {
         ))
 }
 
-/// Times the three ways to launch `work`, turn by turn: differences are those of neighbouring turns, so that a clock that
-/// drifts drops out of them.
+/// Times the three ways to launch `work` in turn. Differences are taken between neighbouring turns, so that they do not depend on a clock
+/// that drifts.
 ///
 /// # Safety
-/// There is memory where its tensors are until the stream has passed the launches.
+/// The memory of the tensors stays until the stream has passed the launches.
 unsafe fn host_cost(library: &Library, stream: &Stream, work: &dyn Work) -> Result<HostCost> {
     let plan = library.plan(work)?;
     let bare = Bare::new(stream.context(), stream.as_ref(), work)?;
@@ -382,13 +382,13 @@ unsafe fn host_cost(library: &Library, stream: &Stream, work: &dyn Work) -> Resu
     })
 }
 
-/// Median ns of the first way for each kernel, and what the others take above it.
+/// Median time per kernel of the first way, and the additional times of the others, in ns.
 fn turns(
     stream: &Stream,
     kernels: usize,
     ways: [&dyn Fn() -> Result<(), Error>; 3],
 ) -> Result<[f64; 3]> {
-    /// Fewer than a stream takes before a launch waits.
+    /// Kernels in a turn: fewer than a stream takes before a launch has to wait.
     const KERNELS: usize = 400;
     const ROUNDS: usize = 99;
     let calls = KERNELS / kernels;
@@ -397,7 +397,7 @@ fn turns(
     for round in 0..ROUNDS {
         let mut nanos = [0.0; 3];
         for turn in 0..3 {
-            // Each way comes first, second and last as often.
+            // Each way comes first, second and last equally often.
             let way = (round + turn) % 3;
             stream.synchronize()?;
             let start = Instant::now();

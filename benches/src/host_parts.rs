@@ -1,4 +1,4 @@
-//! What there is to time without a GPU: a launch's checks, parameters and look-up, and the reference.
+//! Times that need no GPU: a launch's checks, parameters and look-up, and the reference.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -11,8 +11,8 @@ use gated_delta::{Error, Library};
 use crate::buffers::Buffers;
 use crate::cell::Cell;
 
-/// A table of what the cells cost the host with one row, each title and T once: ns of the checks with the choice of a
-/// variant, ns of the parameters, ns to look the compiled kernel up, ms of the reference.
+/// A table of host times of the cells with one row, for each title and T: ns of the checks including the selection of a variant, ns of
+/// the parameters, ns of the look-up of the compiled kernel, ms of the reference.
 pub fn host_parts(cells: &[Cell], mut done: impl FnMut(&Cell)) -> Result<String> {
     let library = Library::simulator();
     let mut table = Table::new();
@@ -63,7 +63,7 @@ pub fn host_parts(cells: &[Cell], mut done: impl FnMut(&Cell)) -> Result<String>
     Ok(table.to_string())
 }
 
-/// The cells with B = 1 and one set of buffers, each once.
+/// The cells with B = 1 and one set of buffers, without repetitions.
 fn one_row(cells: &[Cell]) -> Vec<Cell> {
     let mut kept = Vec::new();
     for cell in cells {
@@ -79,7 +79,7 @@ fn one_row(cells: &[Cell]) -> Vec<Cell> {
     kept
 }
 
-/// Median ns of a call.
+/// Median time of a call, in ns.
 fn nanos(call: impl Fn() -> Result<(), Error>) -> Result<f64> {
     const CALLS: usize = 1000;
     const ROUNDS: usize = 31;

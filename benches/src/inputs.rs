@@ -1,4 +1,4 @@
-//! Values that every buffer set of a cell starts from.
+//! Initial values of the buffer sets of a cell.
 
 use half::{bf16, f16};
 use rand::rngs::SmallRng;
@@ -7,70 +7,70 @@ use rand::{RngExt, SeedableRng};
 
 use gated_delta::DType;
 
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 
 use crate::cell::{Cell, Mode};
 
-/// States of rows are alike in every third slot: more are not worth their upload.
+/// Number of slots with states of their own. Other slots repeat these: more would not be worth their upload.
 pub const DISTINCT_SLOTS: usize = 3;
 
-/// Lower bound of KDA's log decay, where there is one.
+/// Lower bound of KDA's log decay, for gates that have one.
 pub const LOWER_BOUND: f32 = -5.0;
 
 /// Tokens of all rows.
 pub struct Tokens {
-    /// `[B, T, H, K]`
+    /// Keys, `[B, T, H, K]`
     pub k: Vec<bf16>,
-    /// `[B, T, HV, V]`
+    /// Values, `[B, T, HV, V]`
     pub v: Vec<bf16>,
-    /// `[B, T, HV]`, KDA `[B, T, HV, K]`
+    /// Gates a or g, `[B, T, HV]`, KDA `[B, T, HV, K]`
     pub gate: Vec<bf16>,
-    /// `[B, T, HV]`
+    /// Gates b or β, `[B, T, HV]`
     pub beta: Vec<bf16>,
 }
 
 /// Values of a cell's tensors.
 pub struct Inputs {
-    /// `[B, T, H, K]`
+    /// Queries, `[B, T, H, K]`
     pub q: Vec<bf16>,
-    /// New tokens; with a commit the ones to commit.
+    /// New tokens; in a commit, the tokens to commit.
     pub tokens: Tokens,
-    /// Previous tokens of a resume.
+    /// Previous tokens, in a resume.
     pub previous: Option<Tokens>,
-    /// `[HV]`
+    /// Gate parameter, `[HV]`
     pub a_log: Vec<f32>,
-    /// `[HV]`, KDA `[HV, K]`
+    /// Gate parameter, `[HV]`, KDA `[HV, K]`
     pub dt_bias: Vec<f32>,
-    /// `[B]`: tokens to commit.
+    /// `[B]`: number of tokens to commit.
     pub keep: Vec<i32>,
     /// `[B]`: slot of each row.
     pub slots: Vec<i32>,
     /// `[B, T]`: slot of the state after each token.
     pub token_slots: Vec<i32>,
-    /// `[B]`: tokens accepted of the last step.
+    /// `[B]`: number of accepted tokens of the last step.
     pub accepted: Vec<i32>,
     /// States of [`DISTINCT_SLOTS`] slots, rounded to the state's dtype.
     pub states: Vec<f32>,
-    /// Of a layer step: what is around the recurrence.
+    /// Values of the convolution and the norm, in a layer step.
     pub around: Option<Around>,
 }
 
 /// Taps of a layer's convolution, W.
 pub const TAPS: usize = 4;
-/// Added to the mean of a layer's norm.
+/// Epsilon of a layer's norm.
 pub const EPS: f32 = 1e-6;
 
 /// Values of a layer's convolution and norm.
 pub struct Around {
-    /// `[B, T, D + HV · V]`: x, then z, as one projection gives them.
+    /// `[B, T, D + HV · V]`: x, then z, side by side as in a single projection.
     pub projection: Vec<bf16>,
-    /// `[B, T, D]`: x of the previous tokens of a resume.
+    /// `[B, T, D]`: x of the previous tokens, in a resume.
     pub previous_x: Vec<bf16>,
-    /// `[D, W]`
+    /// Taps of the convolution, `[D, W]`
     pub conv_weight: Vec<bf16>,
-    /// `[D, W − 1]` of [`DISTINCT_SLOTS`] slots.
+    /// Windows of [`DISTINCT_SLOTS`] slots, `[D, W − 1]` each.
     pub windows: Vec<bf16>,
-    /// `[V]`
+    /// Weight of the norm, `[V]`
     pub norm_weight: Vec<bf16>,
 }
 
@@ -90,7 +90,7 @@ impl Around {
 }
 
 impl Inputs {
-    /// Random values, the same for the same cell.
+    /// Random values, the same for equal cells.
     #[must_use]
     pub fn of(cell: &Cell) -> Self {
         let mut rng = SmallRng::seed_from_u64(0x6764);
@@ -149,7 +149,7 @@ impl Inputs {
         }
     }
 
-    /// The bytes of `states`, in the state's dtype.
+    /// Bytes of `states` in the state's dtype.
     #[must_use]
     pub fn state_bytes(&self, dtype: DType) -> Vec<u8> {
         match dtype {
@@ -174,7 +174,7 @@ impl Tokens {
         let of_value_heads = tokens * cell.model.value_heads;
         let ((gates, low, high), (beta_low, beta_high)) = match (cell.op.operator(), cell.gate) {
             (Operator::Gdn, _) => ((of_value_heads, -2.0, 2.0), (-2.0, 2.0)),
-            (Operator::Kda, KdaDecay::Log) => ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0)),
+            (Operator::Kda, DecayKind::Log) => ((of_value_heads * cell.dim, -0.5, 0.0), (0.0, 1.0)),
             (Operator::Kda, _) => ((of_value_heads * cell.dim, -2.0, 2.0), (0.0, 1.0)),
         };
         Self {

@@ -1,4 +1,4 @@
-//! The bench from its options to what it shows: `cargo bench` and the command's `bench`.
+//! The bench, from its options to its output: `cargo bench`, and `bench` of the command.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -33,7 +33,7 @@ use crate::timed::{Timed, regret};
 use crate::tune::advice;
 use crate::untimed::{self, Wanted};
 
-/// Ends of the names of what a run may write.
+/// Suffixes of the names of files that a run may write.
 const SUFFIXES: [&str; 6] = [
     "",
     "-prefill",
@@ -43,22 +43,22 @@ const SUFFIXES: [&str; 6] = [
     "-untimed-deferred",
 ];
 
-/// What a run has to show.
+/// Output of a run.
 #[derive(Default)]
 pub struct Outcome {
-    /// Tables, the count against the peers, what launches cost the host, and what failed.
+    /// Tables, the count of cells against the peers, host times of launches, and failures.
     pub text: String,
-    /// Timed rows, those that were kept or read included.
+    /// Timed rows, including those that were kept or read.
     pub rows: Vec<Row>,
-    /// Rows that failed, each in words; an error that ended the run early comes last.
+    /// Messages of rows that failed. An error that ended the run early comes last.
     pub failures: Vec<String>,
 }
 
-/// Measures what `options` ask for, or shows what they name. Without a GPU, what the host does for one row. `again` are
-/// the arguments that bring a process of this program here.
+/// Measures the cells that `options` ask for, or shows the files that they name. Without a GPU, measures the host's work for one row.
+/// `again` are the arguments that make this program run the bench in another process.
 ///
 /// # Errors
-/// Options that ask for nothing, a file that cannot be read or written, a GPU that fails before its first row.
+/// Options that select nothing, a file that cannot be read or written, a GPU that fails before its first row.
 pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     if options.report {
         return report(options, again);
@@ -77,7 +77,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     };
     let device = match Device::get(0) {
         Ok(device) => device,
-        // A gate that measures nothing lets nothing through.
+        // A gate fails if it cannot measure.
         Err(error) if options.compares_best() => bail!("--compare {BEST}: {error}"),
         Err(error) if cells.is_empty() || options.host => {
             return Ok(Outcome {
@@ -121,7 +121,7 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     let run = Run::now(name, copy, empty);
     let records = match options.compares_best() || options.untimed {
         true => {
-            // A run is not compared with itself.
+            // A run is not compared with its own file.
             let own = SUFFIXES.map(|suffix| record_file(options, &run.gpu, suffix));
             let own: Vec<PathBuf> = own.into_iter().flatten().collect();
             let folder = options.records();
@@ -216,13 +216,13 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Prompts of a report.
+/// Prefills in a report.
 const REPORTED: &str = "1x64,1x1024,1x4096,8x1024,KDA 1x1024";
 
-/// Seconds that a report's steps take.
+/// Time budget of a report's steps, in seconds.
 const REPORT_SECONDS: &str = "60";
 
-/// The self-test of every kernel, then a part of the cells.
+/// Runs the self-test of every kernel, then some of the cells.
 fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     match Device::get(0) {
@@ -255,15 +255,15 @@ fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The kernels of the GPU of `context`, or of the one that it is to be taken for.
+/// The library for the GPU of `context`, with the kernels of the compute capability in the options, if there is one.
 fn library_on(context: &Context, options: &Options) -> Result<Library, gated_delta::Error> {
     match options.machine {
         Some(capability) => Library::for_capability(context, capability),
-        None => Ok(Library::with_unproved(context)),
+        None => Ok(Library::experimental(context)),
     }
 }
 
-/// Shows the rows of files, and compares them where that is asked for: with all other files of their GPU.
+/// Shows the rows of files. If the options ask for it, compares them with all other files of their GPU.
 fn from_files(options: &Options, before: Option<&Before>) -> Result<Outcome> {
     let (mut steps, mut prefills, mut deferreds) = (Vec::new(), Vec::new(), Vec::new());
     for path in &options.from {
@@ -302,7 +302,7 @@ fn from_rows<R: Timed>(options: &Options, rows: &mut [R], outcome: &mut Outcome)
     if !options.compares_best() || rows.is_empty() {
         return Ok(());
     }
-    // Rows of before their GPU was written are of the folder that they are in.
+    // Rows of older records lack the GPU's name. It is then the name of their folder.
     let of_folder = options
         .from
         .iter()
@@ -319,7 +319,7 @@ fn from_rows<R: Timed>(options: &Options, rows: &mut [R], outcome: &mut Outcome)
     Ok(())
 }
 
-/// Adds tables, what to select, the figures' files, and the count against the peers.
+/// Adds tables, the advice on what to select, the figures' files, and the count against the peers.
 fn show(text: &mut String, rows: &[Row], options: &Options, before: Option<&Before>) -> Result<()> {
     let peers = Peers::recorded()?;
     writeln!(text, "{}", tables(rows, &peers, before))?;
@@ -347,7 +347,7 @@ fn before(path: &Path) -> Result<Before> {
     })
 }
 
-/// The cases of prefills that are asked for.
+/// The cases of prefills that the options ask for.
 fn prefills(options: &Options) -> Vec<prefill::Case> {
     let mut cases = prefill::cases();
     if !options.rows.is_empty() {
@@ -364,7 +364,7 @@ fn prefill_heads() -> [[usize; 2]; 2] {
     [GDN[0].head_counts(), KDA[0].head_counts()]
 }
 
-/// Judges what a sweep measured, in words; an error is a failure of it.
+/// Judges the rows of a sweep, and returns the report. An error becomes a failure of the sweep.
 fn judged<K: Kind>(sweep: &mut Sweep<K>, gate: Option<&Records>, clock: &Clock) -> String {
     let Some(records) = gate else {
         return String::new();
@@ -378,7 +378,7 @@ fn judged<K: Kind>(sweep: &mut Sweep<K>, gate: Option<&Records>, clock: &Clock) 
     }
 }
 
-/// What is said below a table.
+/// Text below a table.
 fn words<K: Kind>(sweep: &Sweep<K>, every_variant: bool, judged: &str) -> String {
     let regret = match every_variant {
         true => regret(&sweep.rows),
@@ -387,7 +387,7 @@ fn words<K: Kind>(sweep: &Sweep<K>, every_variant: bool, judged: &str) -> String
     format!("{regret}{judged}{}", sweep.notes())
 }
 
-/// Measures cells of the kernels that `timed` does not name, in two rounds: one of each kernel, then more.
+/// Measures cells for the kernels that `timed` does not contain, in two rounds: first one for each kernel, then more.
 fn untimed(
     options: &Options,
     machine: Machine<'_>,
@@ -445,11 +445,11 @@ fn untimed(
     Ok(())
 }
 
-/// The file that rows of a table go to: where no other is named, `record/h200/2026-01-31.csv`. `suffix` tells tables apart.
+/// File for the rows of a table: by default `record/h200/2026-01-31.csv`. `suffix` tells the tables of a run apart.
 fn record_file(options: &Options, gpu: &str, suffix: &str) -> Option<PathBuf> {
     let path = options.save.as_ref()?;
     if let Some(path) = path {
-        // Of a run with several tables, each but the first has a file of its own beside the named one.
+        // In a run with several tables, each but the first has a file of its own next to the named one.
         let beside = suffix
             .strip_prefix("-untimed")
             .filter(|rest| !rest.is_empty());
@@ -465,7 +465,7 @@ fn record_file(options: &Options, gpu: &str, suffix: &str) -> Option<PathBuf> {
     Some(folder.join(format!("{date}{suffix}.csv")))
 }
 
-/// What a run is measured by.
+/// Library, context and timer of a run.
 #[derive(Clone, Copy)]
 struct Machine<'a> {
     library: &'a Library,
@@ -474,11 +474,11 @@ struct Machine<'a> {
     run: &'a Run,
 }
 
-/// Steps, of which each cell is a case.
+/// The table of steps. Each cell is a case.
 struct Steps<'a> {
     machine: Machine<'a>,
     every_variant: bool,
-    /// µs of the floor, by cold or warm and bytes of a set's states.
+    /// Times of the floor in µs, by cold or warm cache and bytes of a set's states.
     floors: HashMap<(bool, usize), f64>,
 }
 
@@ -595,7 +595,7 @@ impl Kind for Steps<'_> {
     }
 }
 
-/// Prefills.
+/// The table of prefills.
 struct Prefills<'a> {
     bench: prefill::Bench<'a>,
     known: prefill::Known,
@@ -651,7 +651,7 @@ impl Kind for Prefills<'_> {
     }
 }
 
-/// Steps on states that wait.
+/// The table of steps with deferred write-back.
 struct Deferreds<'a> {
     machine: Machine<'a>,
     every_entry: bool,

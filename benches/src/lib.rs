@@ -1,9 +1,9 @@
-//! What the latency bench is made of: [`options`] ask for cells, [`suite`] for all that a release shows; a [`cell`] says
-//! what a row measures, [`buffers`] hold it, [`check`] compares it with the reference. A [`record`] keeps rows, [`peers`]
-//! are what others took, [`report`] shows rows as tables, [`figures`] draws them, [`tune`] says which variants to take.
-//! Prefills have a table of their own, [`prefill`], and so have states that wait, [`deferred`]. [`best`] compares a run with all
-//! records of its GPU, [`untimed`] finds cells for kernels that these lack. [`latency`] is all of it, for
-//! `cargo bench` and the command.
+//! The latency bench. [`options`] select cells, and [`suite`] selects everything for a release. A [`cell`] is the launch that a row
+//! measures, [`buffers`] are its memory, and [`check`] compares its results with the reference. A [`record`] is a file of rows, [`peers`]
+//! are times of other libraries, [`report`] shows rows as tables, [`figures`] draws them, and [`tune`] advises which variants to select.
+//! Prefills have a table of their own, [`prefill`], as have steps with deferred write-back, [`deferred`]. [`best`] compares a run with all
+//! records of its GPU, and [`untimed`] finds cells for kernels without a record. [`latency`] puts these together, for `cargo bench` and
+//! for the command.
 
 pub mod best;
 pub mod buffers;

@@ -1,21 +1,21 @@
-//! Options of the bench, and the cells that they ask for.
+//! Options of the bench, and the cells that they select.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
 use gated_delta::{DType, Formulation};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 
 use crate::best::BEST;
 use crate::cell::{self, Cell, Mode, Op};
 use crate::deferred;
 use crate::suite;
 
-/// Folders of records, as they are found where the bench is started.
+/// Folders of records, relative to the folder that the bench is started in.
 const RECORDS: [&str; 2] = ["benches/record", "record"];
 
-/// Options that choose cells.
+/// Options that select cells.
 const CHOICES: [&str; 12] = [
     "step",
     "op",
@@ -31,35 +31,35 @@ const CHOICES: [&str; 12] = [
     "slots",
 ];
 
-/// Latency of the operators on the GPU, beside the ceilings of the same run. What an operator does not have is left out.
+/// Latency of the operators on the GPU, next to the ceilings of the same run. Combinations that an operator does not have are left out.
 #[derive(Parser)]
 pub struct Options {
-    /// Every table of a release instead of chosen cells, and every cell that a peer was recorded for.
+    /// Measure every table of a release instead of selected cells, and every cell that a peer was recorded for.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub all: bool,
-    /// The layer step of one token of each model of docs/models.md's table, at B = 1, 16 and 256.
+    /// Measure the layer step of one token, for each model of docs/models.md's table, at B = 1, 16 and 256.
     #[arg(long, conflicts_with_all = CHOICES, conflicts_with = "all")]
     pub models: bool,
-    /// The layer step, convolution to norm, of both kinds of layer, beside the sum of the launches that peers take for it.
+    /// Measure the layer step, convolution to norm, of GDN and KDA, next to the sum of the launches that peers need for it.
     #[arg(long, conflicts_with_all = ["all", "op", "gate"])]
     pub step: bool,
-    /// Operators.
+    /// Operators to measure.
     #[arg(long, value_delimiter = ',', default_value = "gdn_decode")]
     pub op: Vec<Op>,
-    /// Models. GDN: qwen3-next (default), qwen3.5-397b, qwen3.5-27b; KDA: kimi-linear (default), kda-gva, kimi-k3-tp8,
+    /// Models to measure. GDN: qwen3-next (default), qwen3.5-397b, qwen3.5-27b; KDA: kimi-linear (default), kda-gva, kimi-k3-tp8,
     /// glm-5.3-flash.
     #[arg(long, value_delimiter = ',')]
     pub model: Vec<String>,
-    /// K = V: 64 or 128; a model with K and V of its own has those.
+    /// K = V: 64 or 128. A model with K and V of its own keeps them.
     #[arg(long, value_delimiter = ',', default_value = "128")]
     pub dim: Vec<usize>,
     /// Batch sizes. Default: 1 to 512 for one token, 1, 4, 16, 64, 256 for more.
     #[arg(long, value_delimiter = ',')]
     pub batch: Vec<usize>,
-    /// Tokens of a row, and previous ones. Default: 1; GDN MTP 2, 4, 8; KDA 1, 2, 4, 8.
+    /// Tokens of a row, and its previous tokens. Default: 1; GDN MTP 2, 4, 8; KDA 1, 2, 4, 8.
     #[arg(long, value_delimiter = ',')]
     pub tokens: Vec<usize>,
-    /// Where states go. Default: GDN MTP snapshots, update, verify, resume; KDA update and token_slots; else update.
+    /// States that a launch writes. Default: GDN MTP snapshots, update, verify, resume; KDA update and token_slots; else update.
     #[arg(long, visible_alias = "mode", value_delimiter = ',')]
     pub modes: Vec<Mode>,
     /// Formulations: recurrent, parallel.
@@ -77,84 +77,82 @@ pub struct Options {
     /// Read each row's slot from an index tensor.
     #[arg(long)]
     pub slots: bool,
-    /// Leave level-2 cache warm: one set of buffers instead of a rotation.
+    /// Keep the level-2 cache warm: one set of buffers instead of a rotation.
     #[arg(long)]
     pub warm: bool,
-    /// Measure every variant of a cell, not only the selected one, and print what host/src/step/select/tiles.txt should say, and the
-    /// cells whose selected variant is more than 2 % from the best; of prefills and states that wait, the latter alone.
+    /// Measure every variant of a cell, not only the selected one. Print lines for host/src/step/select/tiles.txt, and the cells whose
+    /// selected variant is more than 2 % from the best; for prefills and deferred write-back, only the cells.
     #[arg(long)]
     pub tune: bool,
-    /// Write the rows to a CSV file: record/GPU/DATE.csv where no other is named.
+    /// Write the rows to a CSV file, by default record/GPU/DATE.csv.
     #[arg(long, visible_alias = "csv", value_name = "FILE")]
     pub save: Option<Option<PathBuf>>,
-    /// Keep the rows that the file of --save has, and measure what it lacks.
+    /// Keep the rows in the file of --save, and measure only the missing ones.
     #[arg(long, requires = "save")]
     pub append: bool,
-    /// Compare with the rows of a CSV file that was saved before; with `best`, with the best row of all records of this GPU:
-    /// what is more than 1 % slower is measured again, named, and fails.
+    /// Compare with the rows of a CSV file that was saved before; with `best`, with the best row of all records of this GPU: rows that are
+    /// more than 1 % slower are measured again and named, and the run fails.
     #[arg(long, value_name = "FILE|best")]
     pub compare: Option<PathBuf>,
-    /// Of the records that `--compare best` and --untimed read, those alone whose names do not begin with an earlier date.
+    /// Earliest date, at the beginning of a file's name, of the records that --compare best and --untimed read.
     #[arg(long, value_name = "DATE", default_value = "")]
     pub since: String,
-    /// The folder of the records, which has one of each GPU: benches/record or record here, else the bench's own.
+    /// Folder of the records, with a folder for each GPU in it. Default: benches/record or record here, else the bench's own.
     #[arg(long, value_name = "DIR")]
     pub record_dir: Option<PathBuf>,
-    /// End after so many seconds, with the cells that count most measured first; what was left is said.
+    /// Seconds to end after. The most important cells are measured first; the number of cells left out is printed.
     #[arg(long, value_name = "SECONDS")]
     pub budget: Option<u64>,
-    /// Every variant of cells of those kernels that no record of this GPU has a row of: one cell of each first, then more
+    /// Measure every variant of cells for the kernels without a row in the records of this GPU: one cell for each kernel first, then more
     /// batches.
     #[arg(long, conflicts_with_all = CHOICES, conflicts_with_all = ["all", "models", "step", "prefill", "deferred", "compare"])]
     pub untimed: bool,
-    /// Draw every table into an SVG file of this folder.
+    /// Folder to draw an SVG file of every table into.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// Show the rows of CSV files, all of them, instead of measuring; needs no GPU.
+    /// CSV files to show, with all of their rows, instead of measuring; needs no GPU.
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     pub from: Vec<PathBuf>,
-    /// Time too what it takes to get ready for a layer: all that it is launched with compiled, without the driver's cache
-    /// and with it.
+    /// Also time the preparation for a layer: compiling all kernels that it is launched with, without the driver's cache and with it.
     #[arg(long)]
     pub prewarm: bool,
-    /// What a launch costs the host instead, over a bare launch of the same kernels: of a decode, of layers, of drafts, of a
-    /// prefill.
+    /// Measure the host's time of launches instead, over bare launches of the same kernels: a decode, layers, drafts, a prefill.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub host: bool,
-    /// Prefills of Qwen3-Next's layer instead: prompts and batches of them, beside the fastest other library; and a prompt of
-    /// 1,024 of each model.
+    /// Measure prefills of Qwen3-Next's layer instead: prompts and batches of them, next to the fastest other library; and a prompt of
+    /// 1,024 tokens for each model.
     #[arg(long, conflicts_with_all = CHOICES)]
     pub prefill: bool,
-    /// Steps on states that wait instead, beside those that write every state: decodes, drafts and layers of both; --batch, --dim,
-    /// --tokens and --state, and every variant with --tune.
+    /// Measure steps with deferred write-back instead, next to steps that write every state: decodes, drafts, and layers of both. Takes
+    /// --batch, --dim, --tokens and --state, and measures every variant with --tune.
     #[arg(long, conflicts_with_all = ["all", "step", "prefill", "op", "model", "modes", "formulation", "gate", "layout"])]
     pub deferred: bool,
-    /// Of --deferred, these operators alone.
+    /// With --deferred, measure only these operators.
     #[arg(long, requires = "deferred", value_delimiter = ',', value_parser = deferred::OPERATORS)]
     pub cases: Vec<String>,
-    /// Of --prefill, the cases alone whose titles begin so: 1x4096; 8 tails.
+    /// With --prefill, measure only the cases whose titles begin so: 1x4096; 8 tails.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub rows: Vec<String>,
-    /// Of --prefill, every entry whose name has such a part, selected or not: chain, short, tile64. All: --tune.
+    /// With --prefill, measure every entry whose name contains one of these, selected or not: chain, short, tile64. For all: --tune.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub entry: Vec<String>,
-    /// What shows how a GPU does that no record is of, in about two minutes: the self-test of every kernel, the host's and the step's
-    /// cells, and prompts. What it prints is what to send.
+    /// Measure a GPU that has no records, in about two minutes: the self-test of every kernel, the host's and the step's cells, and
+    /// prompts. Its output is the report to send.
     #[arg(long, conflicts_with_all = CHOICES, conflicts_with_all = ["all", "prefill", "deferred", "host", "save", "compare", "tune"])]
     pub report: bool,
-    /// The kernels and the shared memory of a GPU of this compute capability instead, on the one that is here: sm_80, sm_89. Its
-    /// records are those of another GPU, "NAME as sm_80".
+    /// Use the kernels and the shared memory of a GPU of this compute capability (sm_80, sm_89) on the GPU here. Records are those of
+    /// another GPU, "NAME as sm_80".
     #[arg(long, value_name = "sm_XY", value_parser = capability)]
     pub machine: Option<(u32, u32)>,
-    /// Print the ms of getting ready in this process, and end.
+    /// Print the time of the preparation in this process, in ms, and end.
     #[arg(long, hide = true)]
     pub prewarm_once: bool,
-    /// Passed by `cargo bench`; without meaning.
+    /// Passed by `cargo bench`, and ignored.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// The compute capability that `sm_` and ten times it stand for.
+/// Parses an architecture, `sm_` and ten times the compute capability.
 fn capability(text: &str) -> Result<(u32, u32), String> {
     let number = text
         .strip_prefix("sm_")
@@ -170,7 +168,7 @@ impl Options {
         self.compare.as_deref() == Some(Path::new(BEST))
     }
 
-    /// Where records are read.
+    /// Folder to read records from.
     #[must_use]
     pub fn records(&self) -> PathBuf {
         let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("record");
@@ -180,7 +178,7 @@ impl Options {
         given.or_else(|| places.next()).unwrap_or(own)
     }
 
-    /// Where a record goes that `--save` names no file for: never among installed sources.
+    /// Folder for records if `--save` names no file: never one among installed sources.
     #[must_use]
     pub fn saves_to(&self) -> PathBuf {
         let here = RECORDS.into_iter().find(|place| Path::new(place).is_dir());
@@ -188,7 +186,7 @@ impl Options {
         given.unwrap_or_else(|| here.unwrap_or(RECORDS[1]).into())
     }
 
-    /// The cells that are asked for, of those that an operator has. At least one.
+    /// The selected cells, at least one. Combinations that an operator does not have are left out.
     pub fn cells(&self) -> Result<Vec<Cell>> {
         if self.all {
             return suite::cells();
@@ -229,7 +227,7 @@ impl Options {
         Ok(cells)
     }
 
-    /// The cases of states that wait that are asked for. At least one.
+    /// The selected cases of deferred write-back, at least one.
     pub fn deferred_cases(&self) -> Result<Vec<deferred::Case>> {
         for (name, values) in [("--batch", &self.batch), ("--tokens", &self.tokens)] {
             ensure!(!values.contains(&0), "{name}: wanted at least 1, got 0");
@@ -257,15 +255,15 @@ impl Options {
         Ok(cases)
     }
 
-    /// The layers of an operator, with B = T = 1.
+    /// The selected layers of an operator, with B = T = 1.
     fn layers(&self, op: Op) -> Result<Vec<Cell>> {
         let names: Vec<&str> = self.model.iter().map(String::as_str).collect();
         let softplus = ["softplus".to_owned()];
         let gates = if self.step { &softplus[..] } else { &self.gate };
         let gates = gates.iter().map(|gate| cell::gate(gate));
-        let gates: Vec<KdaDecay> = match op.operator() {
+        let gates: Vec<DecayKind> = match op.operator() {
             Operator::Kda => gates.collect::<Result<_>>()?,
-            Operator::Gdn => vec![KdaDecay::Log],
+            Operator::Gdn => vec![DecayKind::Log],
         };
         let mut cells = Vec::new();
         for &name in or(&names, &[op.models()[0].name]) {

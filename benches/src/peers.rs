@@ -1,4 +1,4 @@
-//! What other libraries' kernels took on an H200: `record/h200/peers.csv`, and how rows compare with it.
+//! Times of other libraries' kernels on an H200, from `record/h200/peers.csv`, and their comparison with rows.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,16 +8,16 @@ use serde::Deserialize;
 use crate::cell::Cell;
 use crate::record::Row;
 
-/// A cell within this part of the best peer's is tied.
+/// Relative difference from the best peer below which a cell is tied.
 pub const TIED: f64 = 0.02;
 
-/// The GPU that all peers were recorded on, as its driver calls it.
+/// Name of the GPU that all peers were recorded on, as in its driver.
 pub const GPU: &str = "NVIDIA H200";
 
-/// The same in a table's head.
+/// Name of that GPU in a table's head.
 pub const CARD: &str = "H200";
 
-/// Whether a time on `gpu` may be set beside a peer's.
+/// Whether a time on `gpu` may be compared with a peer's.
 #[must_use]
 pub fn are_of(gpu: &str) -> bool {
     gpu == GPU
@@ -25,22 +25,22 @@ pub fn are_of(gpu: &str) -> bool {
 
 const RECORDED: &str = include_str!("../record/h200/peers.csv");
 
-/// A recorded cell of another library. Its gate is not compared: a row of KDA meets the best of all gates.
+/// A recorded cell of another library. Its gate is not compared: a row of KDA is compared with the best over all gates.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Peer {
     #[serde(flatten)]
     work: Work,
-    /// µs per launch, as a row's.
+    /// Time per launch in µs, measured as in a row.
     #[serde(rename = "us")]
     pub micros: f64,
-    /// Library.
+    /// Name of the library.
     #[serde(rename = "peer")]
     pub name: String,
-    /// Its function.
+    /// Name of its function.
     pub kernel: String,
 }
 
-/// What a launch has to do.
+/// Work of a launch, by which cells are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 struct Work {
     op: String,
@@ -80,7 +80,7 @@ impl From<&Cell> for Work {
 pub struct Peers(HashMap<Work, Peer>);
 
 impl Peers {
-    /// The recorded ones.
+    /// Reads the recorded peers.
     pub fn recorded() -> Result<Self> {
         let mut best: HashMap<Work, Peer> = HashMap::new();
         for peer in csv::Reader::from_reader(RECORDED.as_bytes()).deserialize() {
@@ -93,19 +93,19 @@ impl Peers {
         Ok(Self(best))
     }
 
-    /// The best peer of a cell, where one was recorded.
+    /// The best peer of a cell, if there is one.
     #[must_use]
     pub fn of(&self, cell: &Cell) -> Option<&Peer> {
         self.0.get(&Work::from(cell))
     }
 
-    /// The best peer of a row, where one was recorded on the same kind of GPU.
+    /// The best peer of a row, if there is one and the row is from the same kind of GPU.
     #[must_use]
     pub fn best(&self, row: &Row) -> Option<&Peer> {
         self.of(&row.cell).filter(|_| are_of(&row.run.gpu))
     }
 
-    /// Recorded cells that none of `cells` has the work of, each in words.
+    /// Descriptions of recorded cells whose work is in none of `cells`.
     #[must_use]
     pub fn unmet(&self, cells: &[Cell]) -> Vec<String> {
         let met: HashSet<Work> = cells.iter().map(Work::from).collect();
@@ -115,8 +115,8 @@ impl Peers {
         unmet
     }
 
-    /// Counts the cells of `rows` against their best peers. A cell counts once, with the better formulation; without
-    /// rows of variants that a launch does not take.
+    /// Counts the cells of `rows` that are faster and slower than their best peers. A cell counts once, with the better formulation. Rows
+    /// of variants that are not selected do not count.
     #[must_use]
     pub fn score(&self, rows: &[Row]) -> Score {
         let mut cells: Vec<(String, &Row, &Peer)> = Vec::new();
@@ -153,19 +153,19 @@ impl Peers {
     }
 }
 
-/// Cells that have a peer.
+/// Count of the cells that have a peer.
 #[derive(Debug, Default)]
 pub struct Score {
-    /// Faster than the best peer.
+    /// Number of cells that are faster than the best peer.
     pub won: usize,
-    /// Within [`TIED`] of it, each in words.
+    /// Descriptions of cells within [`TIED`] of it.
     pub tied: Vec<String>,
-    /// Slower, each in words.
+    /// Descriptions of slower cells.
     pub lost: Vec<String>,
 }
 
 impl Score {
-    /// The count, the lost cells and the tied ones. Empty without a cell.
+    /// The count, the lost cells and the tied ones. Empty if there is no cell.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { won, tied, lost } = self;

@@ -1,6 +1,6 @@
-//! Prefills of Qwen3-Next's heads, and of Kimi-Linear's (log decay and β given, or the gate computed): prompts of all sizes,
-//! batches of them, and mixed ones, with other states and with a convolution and a norm, beside the fastest other library; and a
-//! prompt of each model. Each row is checked against the reference before it is timed.
+//! Prefills with Qwen3-Next's heads, and with Kimi-Linear's (log decay and β given, or the gate computed): prompts of all sizes, batches
+//! of prompts, and mixed batches, with other states and with a convolution and a norm, next to the fastest other library; and a prompt
+//! of each model. Each row is checked against the reference before it is timed.
 
 mod cases;
 mod values;
@@ -11,10 +11,10 @@ use std::rc::Rc;
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::{
-    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaGate,
+    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaDecay,
     KdaGates, Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
 };
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_harness::timing::{Micros, Timer};
 use gated_delta_reference::compare;
 use half::bf16;
@@ -29,14 +29,14 @@ use crate::slab::{Slab, sets_for, upload};
 pub use cases::{Case, cases};
 use values::{EPS, TAPS, Truth, Values, truths};
 
-/// Largest relative errors of o, in bf16, and of f32 states; of bf16 states as of o.
+/// Largest relative errors: of o in bf16, and of f32 states. For bf16 states the first one counts.
 const ERRORS: [f64; 2] = [2.5e-3, 2e-3];
-/// Best times of others, with f32 K-last states, K = V = 128, of the recurrence alone.
+/// Best times of other libraries: f32 K-last states, K = V = 128, the recurrence only.
 const RECORDED: &str = include_str!("../record/h200/prefill_peers.csv");
-/// Rows of these are said to be as long as all tokens, so that kernels of longer ones take them.
+/// Declared length of the longest row that makes no promise, so that kernels for longer rows accept the rows too.
 const UNPROMISED: usize = usize::MAX;
 
-/// A recorded time.
+/// A recorded time of another library.
 #[derive(Debug, Deserialize)]
 struct Peer {
     case: String,
@@ -44,67 +44,67 @@ struct Peer {
     peer: String,
 }
 
-/// What is measured, and where.
+/// Device of a run, and selection of entries.
 pub struct Bench<'a> {
-    /// Of the GPU, or the simulator's.
+    /// The library, on a GPU or on the simulator.
     pub library: &'a Library,
-    /// Without one, rows are checked alone; else with what the rows of the run have in common.
+    /// Timer, and the data that all rows of the run share. Without it, rows are only checked.
     pub timer: Option<(&'a Timer, &'a Run)>,
-    /// H and HV of GDN, and of KDA.
+    /// Heads H and HV, of GDN and of KDA.
     pub heads: [[usize; 2]; 2],
-    /// Every entry that computes a case, not only the selected one.
+    /// Whether every entry that computes a case is measured, not only the selected one.
     pub every_entry: bool,
-    /// Parts of the names of the entries that are measured; none: all.
+    /// Parts of the names of entries to measure; if empty, `every_entry` decides.
     pub entries: &'a [String],
 }
 
 /// A measured row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Its rows, and what is not usual of them.
+    /// Title of the case: lengths of its rows, and unusual properties.
     pub case: String,
-    /// Element of a state.
+    /// Dtype of the states.
     pub state: String,
-    /// The last entry that is launched, but for windows.
+    /// Name of the last entry of the launch, other than the one for windows.
     pub entry: String,
-    /// A launch without a choice takes it.
+    /// Whether the library selects this entry.
     pub selected: bool,
-    /// ‖got − truth‖ / ‖truth‖ of the sampled rows and heads.
+    /// Relative error of o, ‖got − exact‖ / ‖exact‖, over the sampled rows and heads.
     pub error_o: f64,
-    /// The same of final states.
+    /// Relative error of the final states.
     pub error_state: f64,
-    /// µs of a launch; nothing where there is no timer, or the result is wrong.
+    /// Median time of a launch, in µs; `None` without a timer, or if the result is wrong.
     pub us: Option<f64>,
-    /// A tenth of the replays took less.
+    /// 10th percentile over the replays, in µs.
     pub us_p10: Option<f64>,
-    /// Nine tenths of the replays took less.
+    /// 90th percentile over the replays, in µs.
     pub us_p90: Option<f64>,
-    /// µs that the bytes that must be moved take at a copy's rate.
+    /// Time in µs that the bytes of a launch take at a copy's bandwidth.
     pub bytes_us: Option<f64>,
-    /// µs of the fastest other library, where that was recorded on the same GPU.
+    /// Time in µs of the fastest other library, if it was recorded on the same GPU.
     pub peer_us: Option<f64>,
-    /// Its name.
+    /// Name of that library.
     pub peer: Option<String>,
-    /// GB/s of a copy; like what follows, nothing in records of before it was written.
+    /// Bandwidth of a copy in the same run, in GB/s. Older records lack this column and those below.
     #[serde(default)]
     pub copy_gb_s: Option<f64>,
     /// Name of the GPU.
     #[serde(default)]
     pub gpu: String,
-    /// Version of its driver.
+    /// Version of the driver.
     #[serde(default)]
     pub driver: String,
-    /// The commit that the bench was built from.
+    /// Commit that the bench was built from.
     #[serde(default)]
     pub commit: String,
 }
 
-/// Rows, and what failed.
+/// Rows, and failures.
 #[derive(Debug, Default)]
 pub struct Measured {
-    /// In the order of the cases.
+    /// Rows, in the order of the cases.
     pub rows: Vec<Row>,
-    /// Rows that are wrong, in words.
+    /// Messages about rows with wrong results.
     pub failures: Vec<String>,
 }
 
@@ -125,12 +125,12 @@ struct Buffers<'a> {
     cu_seqlens: Slab,
     write_slots: Slab,
     kept: Slab,
-    /// One of each, as a stream has it.
+    /// One workspace for all sets, as the launches of one stream share it.
     workspace: Slab,
     layer: Option<Around>,
 }
 
-/// What is around the recurrence.
+/// Buffers of the convolution and the norm.
 struct Around {
     x: Slab,
     weight: Slab,
@@ -147,7 +147,7 @@ impl<'a> Buffers<'a> {
         let channels = case.channels(heads);
         let of_launch = total * 2 * (channels + hv * v_dim) + 2 * rows * state.len();
         let sets = sets_for(library, of_launch);
-        // Only what is read has values: of the rest, one token's.
+        // Inputs that the launch reads have values for all tokens; the others have the size of one token.
         let [qkv, x] = match case.layer {
             true => [0, total],
             false => [total, 0],
@@ -188,7 +188,7 @@ impl<'a> Buffers<'a> {
             gate: match case.operator {
                 Operator::Gdn => tokens(total, bytemuck::cast_slice(&values.gate))?,
                 Operator::Kda => {
-                    let gates = &values.gates[usize::from(case.gate != KdaDecay::Log)];
+                    let gates = &values.gates[usize::from(case.gate != DecayKind::Log)];
                     tokens(total, bytemuck::cast_slice(gates))?
                 }
             },
@@ -208,7 +208,7 @@ impl<'a> Buffers<'a> {
         Ok(buffers)
     }
 
-    /// Row b starts from slot b, and ends in slot B + b. `longest` is what is said of the rows.
+    /// A step in which row b starts from slot b and ends in slot B + b. `longest` is the declared length of the longest row.
     fn step(&self, set: usize, longest: usize) -> Result<Box<dyn Work + '_>, Error> {
         let (total, dim, hv) = (self.case.tokens(), self.case.dim, self.heads[1]);
         let beta = self.beta.tensor(set, DType::F32, &[1, total, hv])?;
@@ -220,9 +220,9 @@ impl<'a> Buffers<'a> {
         let a_log = self.a_log.tensor(0, DType::F32, &[hv])?;
         let dt_bias = Some(self.dt_bias.tensor(0, DType::F32, &[hv, dim])?);
         let kind = match self.case.gate {
-            KdaDecay::Log => KdaGate::Log,
-            KdaDecay::Softplus => KdaGate::Softplus { a_log, dt_bias },
-            KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+            DecayKind::Log => KdaDecay::Log,
+            DecayKind::Softplus => KdaDecay::Softplus { a_log, dt_bias },
+            DecayKind::LowerBound(lower_bound) => KdaDecay::LowerBound {
                 lower_bound,
                 a_log: Some(a_log),
                 dt_bias,
@@ -292,13 +292,13 @@ impl<'a> Buffers<'a> {
         Ok(Box::new(step))
     }
 
-    /// What the last launch on the first set must have written again: NaN until then.
+    /// Sets the outputs of the first set to NaN, and restores its states.
     fn spoil(&mut self, values: &Values) -> Result<()> {
         self.o.spoil()?;
         self.pool.refill(&values.states(self.case))
     }
 
-    /// Largest relative errors of o and of a final state.
+    /// Largest relative errors of o and of the final states.
     fn errors(&self, truths: &[Truth]) -> Result<[f64; 2]> {
         let Case {
             lengths,
@@ -337,7 +337,7 @@ impl<'a> Buffers<'a> {
     }
 }
 
-/// Values of f32 or bf16 bytes.
+/// f64 values of f32 or bf16 bytes.
 fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::F32 => {
@@ -353,7 +353,7 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
     }
 }
 
-/// What cases share: values, and what becomes of them.
+/// Values and exact results, which cases share.
 #[derive(Default)]
 pub struct Known {
     values: HashMap<([usize; 2], usize), Values>,
@@ -361,7 +361,7 @@ pub struct Known {
     peers: Option<Vec<Peer>>,
 }
 
-/// What a truth depends on.
+/// Properties of a case that its exact results depend on.
 type Key = (
     Vec<usize>,
     usize,
@@ -369,10 +369,10 @@ type Key = (
 );
 
 impl Bench<'_> {
-    /// Checks every case, and times it where there is a timer; `begins` is told of each.
+    /// Checks every case, and times it if there is a timer. `begins` is called with the title of each case.
     ///
     /// # Errors
-    /// The library's; what is wrong is a failure of the rows instead.
+    /// The library's errors. A wrong result is a failure in [`Measured`] instead.
     pub fn run(&self, cases: &[Case], begins: impl Fn(&str)) -> Result<Measured> {
         let mut known = Known::default();
         let mut measured = Measured::default();
@@ -386,10 +386,10 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// One case of [`Bench::run`]. It has no rows where it has none of the entries that are asked for.
+    /// Checks and times one case, as [`Bench::run`] does. The result has no rows if the case has none of the requested entries.
     ///
     /// # Errors
-    /// As [`Bench::run`]'s.
+    /// The errors of [`Bench::run`].
     pub fn measure(&self, case: &Case, known: &mut Known) -> Result<Measured> {
         let of_operator = self.heads[usize::from(case.operator == Operator::Kda)];
         let heads = case.model.as_ref();
@@ -430,7 +430,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// The recorded times, where this GPU is the one that they are of.
+    /// The recorded times of other libraries, if this GPU is the one that they are from.
     fn peers(&self) -> Result<Vec<Peer>> {
         if !self.timer.is_some_and(|(_, run)| peers::are_of(&run.gpu)) {
             return Ok(Vec::new());
@@ -441,14 +441,14 @@ impl Bench<'_> {
             .context("record/h200/prefill_peers.csv")
     }
 
-    /// What a launch takes that is told the rows' lengths.
+    /// The entry that the library selects if it is given the rows' true lengths.
     fn selected(&self, buffers: &Buffers<'_>) -> Result<Entry> {
         Ok(self
             .library
             .selected(&*buffers.step(0, buffers.case.longest())?)?)
     }
 
-    /// The entries to measure, and what each is told of the rows' lengths.
+    /// The entries to measure, and the declared length of the longest row for each.
     fn chosen(&self, buffers: &Buffers<'_>, selected: Entry) -> Result<Vec<(Entry, usize)>> {
         let mut chosen = Vec::new();
         for longest in [buffers.case.longest(), UNPROMISED] {
@@ -481,8 +481,8 @@ impl Bench<'_> {
                 Some((timer, _)) => timer.stream.as_ref(),
                 None => StreamRef::default_stream(),
             };
-            // SAFETY: the buffers outlive the launches, which are waited for; rows have slots of their own, and the
-            // launches of a stream, which share a workspace, follow each other.
+            // SAFETY: the buffers outlive the launches, which are waited for; rows have slots of their own, and the launches of a stream,
+            // which share a workspace, run one after the other.
             unsafe { self.library.launch_with(stream, &*step, entry) }
         };
         launch(0)?;
@@ -522,7 +522,7 @@ impl Bench<'_> {
     }
 }
 
-/// What is wrong with a row, in words.
+/// Message about a wrong result, if the row has one.
 fn wrong(row: &Row, state: DType) -> Option<String> {
     let allowed = match state {
         DType::F32 => ERRORS,
@@ -535,7 +535,7 @@ fn wrong(row: &Row, state: DType) -> Option<String> {
         error_state,
         ..
     } = row;
-    // NaN is wrong too.
+    // A NaN is wrong too.
     let right = *error_o <= allowed[0] && *error_state <= allowed[1];
     (!right).then(|| {
         format!(
@@ -545,7 +545,7 @@ fn wrong(row: &Row, state: DType) -> Option<String> {
     })
 }
 
-/// All rows, one a line, and what checkpoints cost.
+/// A table of all rows, one a line, and the cost of checkpoints.
 #[must_use]
 pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
     let mut table = Table::new();
@@ -553,7 +553,7 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
     let head = [
         "rows", "state", "kernel", "error o", "error S", "us", "of bytes",
     ];
-    // Columns of peers, where there are any on this GPU.
+    // Peers have columns only if a row has a peer.
     let with_peers = rows.iter().any(|row| row.peer_us.is_some());
     let of_peers = match with_peers {
         true => vec![format!("peer ({})", peers::CARD), "ours / peer".to_owned()],
@@ -611,7 +611,7 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
     text
 }
 
-/// What tells an entry from others of its case.
+/// Short name of an entry, enough to tell it from the others of its case.
 fn short(entry: &str) -> String {
     let mut parts = entry.split('_').skip_while(|part| *part != "prefill");
     let kind = parts.nth(1).unwrap_or(entry);
@@ -644,7 +644,7 @@ mod tests {
         }
     }
 
-    /// On another GPU than the peers' there is no column of them.
+    /// Without peers on the GPU, the table has no column for them.
     #[test]
     fn peers_are_shown_with_their_card_or_not_at_all() {
         let heads = [[16, 32], [32, 32]];

@@ -1,4 +1,4 @@
-//! What it takes to get ready for a layer: ms to compile all that it is launched with, in processes of their own.
+//! Times the preparation for a layer: ms to compile all kernels that it is launched with, in separate processes.
 
 use std::process::Command;
 use std::time::Instant;
@@ -6,25 +6,25 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::{DType, Error, Formulation, Library, StateLayout, Work};
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 
 use crate::buffers::Buffers;
 use crate::cell::{Cell, Mode, Op};
 use crate::shapes;
 
-/// The option that makes a process print [`millis`] and end.
+/// Option that makes a process print [`millis`] and end.
 const ONCE: &str = "--prewarm-once";
 /// Drafted tokens of a step.
 const TOKENS: usize = 8;
 
-/// What Qwen3-Next's layer is launched with: a decode, and steps of eight tokens that verify, update and resume.
+/// The launches of Qwen3-Next's layer: a decode, and steps of eight tokens that verify, update and resume.
 #[must_use]
 pub fn cells() -> [Cell; 4] {
     let decode = Cell {
         op: Op::GdnDecode,
         mode: Mode::Update,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: shapes::GDN[0],
         dim: 128,
         batch: 1,
@@ -49,7 +49,7 @@ pub fn cells() -> [Cell; 4] {
     ]
 }
 
-/// ms of [`Library::prewarm_all`] for [`cells`], by a library that has compiled nothing; on the simulator of its checks.
+/// Time in ms of [`Library::prewarm_all`] for [`cells`], in a library that has compiled nothing yet. On the simulator, time of the checks.
 pub fn millis(library: &Library) -> Result<f64> {
     let buffers = cells().map(|cell| Buffers::new(library, cell));
     let buffers = buffers.into_iter().collect::<Result<Vec<_>>>()?;
@@ -61,14 +61,14 @@ pub fn millis(library: &Library) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
-/// A table of [`millis`] without the driver's cache of compiled PTX, and with one that a process before has filled.
-/// `again` are the arguments that bring a process of this program to the bench.
+/// A table of [`millis`] without the driver's cache of compiled PTX, and with a cache that an earlier process has filled. `again` are the
+/// arguments that make this program run the bench in another process.
 pub fn table(again: &[&str]) -> Result<String> {
     let cache = tempfile::tempdir().context("a folder for the driver's cache")?;
     let once = |disable: &str| -> Result<f64> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(again).arg(ONCE);
-        // The driver reads both when it is initialised: no process has two answers.
+        // The driver reads both variables when it is initialised, so each measurement needs its own process.
         command.env("CUDA_CACHE_DISABLE", disable);
         command.env("CUDA_CACHE_PATH", cache.path());
         let output = command.output()?;

@@ -1,4 +1,4 @@
-//! Timed rows, and CSV files of them.
+//! Timed rows, and their CSV files.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,53 +6,53 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_harness::timing::Micros;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::cell::{self, Cell, Mode, Op};
 
-/// A variant of a cell, timed.
+/// A timed variant of a cell.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What was measured.
+    /// The cell.
     pub cell: Cell,
-    /// With which kernel.
+    /// Name of the kernel.
     pub variant: String,
-    /// Whether it is what a launch takes.
+    /// Whether the library selects this kernel.
     pub selected: bool,
-    /// µs per launch.
+    /// Time per launch, in µs.
     pub micros: Micros,
-    /// µs of the floor, where the cell reads and writes each state once.
+    /// Time of the floor in µs, if the cell reads and writes each state once.
     pub floor: Option<f64>,
-    /// Bytes that a launch must move.
+    /// Bytes that a launch has to move.
     pub bytes: u64,
-    /// Relative error against the reference.
+    /// Relative error, compared with the reference.
     pub error: f64,
-    /// Where and with what it was measured.
+    /// The run that the row was measured in.
     pub run: Run,
 }
 
-/// What the rows of one run have in common.
+/// GPU, driver and ceilings, which all rows of a run share.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// GB/s of a device-to-device copy.
+    /// Bandwidth of a device-to-device copy, in GB/s.
     pub copy: f64,
-    /// µs per launch of a kernel that does nothing.
+    /// Time per launch of a kernel that does nothing, in µs.
     pub empty: Option<f64>,
     /// Name of the GPU.
     pub gpu: String,
-    /// Version of its driver; empty where unknown.
+    /// Version of the driver; empty if unknown.
     pub driver: String,
-    /// Clock of the multiprocessors when the run began, MHz.
+    /// Clock of the multiprocessors at the beginning of the run, in MHz.
     pub sm_mhz: Option<u32>,
-    /// The commit that the bench was built from; empty where unknown.
+    /// Commit that the bench was built from; empty if unknown.
     pub commit: String,
 }
 
 impl Run {
-    /// This run on the GPU called `gpu`; driver and clock are what `nvidia-smi` says, where there is one.
+    /// A run on the GPU `gpu`. Driver and clock come from `nvidia-smi`, if there is one.
     #[must_use]
     pub fn now(gpu: String, copy: f64, empty: f64) -> Self {
         let queried = Command::new("nvidia-smi")
@@ -78,10 +78,10 @@ impl Run {
     }
 }
 
-/// Writes rows of a table to a CSV file, in a folder that is made where there is none.
+/// Writes rows of a table to a CSV file. Creates its folder if necessary.
 ///
 /// # Errors
-/// The system's, with the path.
+/// I/O errors, with the path.
 pub fn save<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
     let write = || -> Result<()> {
         if let Some(folder) = path.parent() {
@@ -97,19 +97,19 @@ pub fn save<T: Serialize>(path: &Path, rows: &[T]) -> Result<()> {
 }
 
 impl Row {
-    /// GB/s.
+    /// Bandwidth, in GB/s.
     #[must_use]
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.micros.median / 1e3
     }
 
-    /// Part of the copy's rate.
+    /// Bandwidth relative to a copy's.
     #[must_use]
     pub fn copy_share(&self) -> f64 {
         self.rate() / self.run.copy
     }
 
-    /// Kernel time over the floor's, the gap between launches taken off both.
+    /// Ratio of the kernel's time to the floor's, with the gap between launches subtracted from both.
     #[must_use]
     pub fn kernel_over_floor(&self) -> Option<f64> {
         let (floor, empty) = (self.floor?, self.run.empty?);
@@ -117,7 +117,7 @@ impl Row {
     }
 }
 
-/// A row as the file has it.
+/// A row in the form of the file.
 #[derive(Serialize, Deserialize)]
 struct Line {
     op: String,
@@ -145,7 +145,7 @@ struct Line {
     p90_us: f64,
     empty_us: Option<f64>,
     floor_us: Option<f64>,
-    /// Empty in a record that was copied from a printed table, as is the error.
+    /// Empty in a record that was copied from a printed table, as the error is.
     bytes: Option<u64>,
     copy_gb_s: f64,
     error: Option<f64>,
@@ -159,7 +159,7 @@ struct Line {
     commit: String,
 }
 
-/// As a line of a record.
+/// Serialises a row as a line of a record.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         Line::from(self).serialize(serializer)
@@ -222,7 +222,7 @@ impl TryFrom<Line> for Row {
             heads.1
         );
         let gate = match line.gate.as_str() {
-            "" => KdaDecay::Log,
+            "" => DecayKind::Log,
             gate => cell::gate(gate)?,
         };
         Ok(Self {
@@ -262,11 +262,11 @@ impl TryFrom<Line> for Row {
     }
 }
 
-/// Rows on their way to a CSV file.
+/// A CSV file that rows are written to.
 pub struct Csv(csv::Writer<File>);
 
 impl Csv {
-    /// A file of its own, in a folder that is made where it is missing.
+    /// Creates a new file. Creates its folder if necessary.
     pub fn create(path: &Path) -> Result<Self> {
         let create = || {
             if let Some(folder) = path.parent() {
@@ -278,7 +278,7 @@ impl Csv {
         Ok(Self(csv::Writer::from_writer(file)))
     }
 
-    /// A file that has rows, to which more are added.
+    /// Opens a file that has rows, to append to it.
     pub fn append(path: &Path) -> Result<Self> {
         let file = File::options().append(true).open(path);
         let file = file.with_context(|| path.display().to_string())?;
@@ -287,14 +287,14 @@ impl Csv {
         Ok(Self(writer.has_headers(is_empty).from_writer(file)))
     }
 
-    /// Writes a row, at once.
+    /// Writes and flushes a row.
     pub fn write<T: Serialize>(&mut self, row: &T) -> Result<()> {
         self.0.serialize(row)?;
         Ok(self.0.flush()?)
     }
 }
 
-/// The rows of a file that [`Csv`] wrote.
+/// Reads the rows of a file that [`Csv`] wrote.
 pub fn read(path: &Path) -> Result<Vec<Row>> {
     let rows = || -> Result<Vec<Row>> {
         let mut rows = Vec::new();
@@ -306,13 +306,13 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
     rows().with_context(|| path.display().to_string())
 }
 
-/// The lines of a file, as they are.
+/// The lines of a file, without further checks.
 pub(crate) fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     let lines = csv::Reader::from_path(path)?.into_deserialize();
     Ok(lines.collect::<Result<_, _>>()?)
 }
 
-/// The folder of the records of a GPU: its name without the maker, and without size and kind of its memory.
+/// Folder of a GPU's records: its name without the maker, and without size and kind of its memory.
 #[must_use]
 pub fn folder(gpu: &str) -> String {
     let is_memory = |word: &str| {

@@ -1,4 +1,4 @@
-//! Rows as tables.
+//! Shows rows as tables.
 
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 
@@ -6,20 +6,20 @@ use crate::cell::Cell;
 use crate::peers::{CARD, Peers};
 use crate::record::Row;
 
-/// A column of every table: its head, and a row's text in it.
+/// A column of the tables: its heading, and its text for a row.
 type Column<'a> = (String, Text<'a>);
 type Text<'a> = Box<dyn Fn(&Row) -> Option<String> + 'a>;
 
-/// Rows of an earlier run that rows are compared with.
+/// Rows of an earlier run, to compare with.
 pub struct Before {
-    /// What to call it.
+    /// Name of the earlier run.
     pub name: String,
-    /// Its rows.
+    /// Rows of the earlier run.
     pub rows: Vec<Row>,
 }
 
 impl Before {
-    /// The row of the same cell: what a launch took then for what it takes now, else the same variant.
+    /// The earlier row of the same cell: for a selected variant the one that was selected then, else the same variant.
     fn of(&self, row: &Row) -> Option<&Row> {
         self.rows.iter().find(|before| {
             before.cell == row.cell
@@ -31,8 +31,8 @@ impl Before {
     }
 }
 
-/// A table for the cells that differ in T, B and variant alone. A column that none of its rows has anything in is left
-/// out; `*` marks what a launch takes, where other variants were measured.
+/// A table for each group of cells that differ only in T, B and variant. Columns that are empty in all rows are left out. If several
+/// variants were measured, `*` marks the selected one.
 #[must_use]
 pub fn tables(rows: &[Row], peers: &Peers, before: Option<&Before>) -> String {
     let columns = columns(peers, before);
@@ -135,7 +135,7 @@ fn columns<'a>(peers: &'a Peers, before: Option<&'a Before>) -> Vec<Column<'a>> 
     columns
 }
 
-/// The titles of `rows`, each once.
+/// The titles of `rows`, without repetitions.
 #[must_use]
 pub fn titles(rows: &[Row]) -> Vec<String> {
     let mut titles = Vec::new();
@@ -147,7 +147,7 @@ pub fn titles(rows: &[Row]) -> Vec<String> {
     titles
 }
 
-/// The rows of a title, by T, then B.
+/// The rows with this title, ordered by T, then B.
 pub fn of_title<'a>(rows: &'a [Row], title: &str) -> impl Iterator<Item = &'a Row> {
     let mut rows: Vec<&Row> = rows
         .iter()
@@ -160,7 +160,7 @@ pub fn of_title<'a>(rows: &'a [Row], title: &str) -> impl Iterator<Item = &'a Ro
     rows.into_iter()
 }
 
-/// What tells a variant from the others of a table.
+/// Part of a variant's name that tells it from the others of a table.
 fn tile(variant: &str) -> &str {
     match variant.find("_tile") {
         Some(at) => &variant[at + 1..],

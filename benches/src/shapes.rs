@@ -11,11 +11,11 @@ pub struct Model {
     pub heads: usize,
     /// Value heads, HV.
     pub value_heads: usize,
-    /// K, where it is not what the command line says.
+    /// Key head dim K, if the model has one of its own; otherwise the options decide.
     pub dim: Option<usize>,
-    /// Of z, in the layer's norm.
+    /// Activation of z, in the layer's norm.
     pub norm: Activation,
-    /// What β is a sigmoid times.
+    /// Factor of β's sigmoid.
     pub beta: BetaScale,
 }
 
@@ -31,7 +31,7 @@ const fn model(name: &'static str, heads: usize, value_heads: usize) -> Model {
 }
 
 impl Model {
-    /// H and HV.
+    /// Heads, H and HV.
     #[must_use]
     pub const fn head_counts(&self) -> [usize; 2] {
         [self.heads, self.value_heads]
@@ -42,14 +42,14 @@ impl Model {
     }
 }
 
-/// Olmo-Hybrid's layer; V is 192.
+/// Olmo-Hybrid's layer, with K = 96 and V = 192.
 pub const OLMO: Model = Model {
     dim: Some(96),
     beta: BetaScale::Two,
     ..model("olmo-hybrid", 30, 30)
 };
 
-/// A layer of as many value heads as query/key heads, which no published model with K = V has.
+/// A layer with as many value heads as query/key heads. No published GDN model with K = V has one.
 pub const EQUAL_HEADS: Model = model("gdn-equal-heads", 32, 32);
 
 /// GDN layers of published models.
@@ -61,8 +61,8 @@ pub const GDN: [Model; 5] = [
     OLMO,
 ];
 
-/// KDA layers: Kimi-Linear, a KDA layer with two value heads to a key head, a layer of which a GPU has 12 heads, and
-/// GLM-5.3-Flash, whose gate is [`LowerBound`](gated_delta_harness::arguments::KdaDecay::LowerBound).
+/// KDA layers: Kimi-Linear, a layer with two value heads for a key head, a layer with 12 heads on each GPU, and GLM-5.3-Flash, whose gate
+/// is [`LowerBound`](gated_delta_harness::arguments::DecayKind::LowerBound).
 pub const KDA: [Model; 4] = [
     model("kimi-linear", 32, 32).normed_by(Activation::Sigmoid),
     model("kda-gva", 16, 32).normed_by(Activation::Sigmoid),

@@ -1,4 +1,4 @@
-//! One tensor of every buffer set, in one piece of memory: of the GPU, or of the host for the simulator.
+//! A tensor for every buffer set, in one allocation: on the GPU, or on the host for the simulator.
 
 use std::cell::UnsafeCell;
 use std::slice;
@@ -9,13 +9,13 @@ use gated_delta::{DType, DeviceElement, Error, Library, Tensor};
 use gated_delta_harness::timing::cold_sets;
 use half::{bf16, f16};
 
-/// Sets begin at multiples of this.
+/// Alignment of each set, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// The same tensor of each buffer set.
+/// One tensor for each buffer set.
 pub struct Slab {
     memory: Memory,
-    /// Bytes of the tensor.
+    /// Bytes of one tensor.
     bytes: usize,
     /// Bytes from one set to the next.
     stride: usize,
@@ -27,7 +27,7 @@ enum Memory {
     Host(Box<[UnsafeCell<u128>]>),
 }
 
-/// Buffer sets that a cold measurement rotates over, for sets of `state_bytes` each: one in the simulator, which times nothing.
+/// Number of buffer sets that a cold measurement rotates over, for sets of `state_bytes` each. One in the simulator, which times nothing.
 pub fn sets_for(library: &Library, state_bytes: usize) -> usize {
     match library.context() {
         Some(_) => cold_sets(state_bytes),
@@ -36,7 +36,7 @@ pub fn sets_for(library: &Library, state_bytes: usize) -> usize {
 }
 
 impl Slab {
-    /// `sets` tensors of `bytes` where `library` runs, every byte 0xFF: NaN, or the index −1.
+    /// `sets` tensors of `bytes` on the device of `library`. Every byte is 0xFF: floats are NaN, indices −1.
     pub fn new(library: &Library, sets: usize, bytes: usize) -> Result<Self> {
         let stride = bytes.next_multiple_of(ALIGNMENT);
         let memory = match library.context() {
@@ -58,7 +58,7 @@ impl Slab {
         })
     }
 
-    /// `sets` tensors of `bytes`, each of them copies of `unit`, the last one cut off.
+    /// `sets` tensors of `bytes`, each filled with copies of `unit`, the last copy truncated.
     pub fn filled(library: &Library, sets: usize, bytes: usize, unit: &[u8]) -> Result<Self> {
         let mut slab = Self::new(library, sets, bytes)?;
         slab.refill(unit)?;
@@ -67,12 +67,12 @@ impl Slab {
         Ok(slab)
     }
 
-    /// Bytes of the tensor.
+    /// Bytes of one tensor.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Makes the first tensor copies of `unit` again.
+    /// Fills the first tensor with copies of `unit` again.
     pub fn refill(&mut self, unit: &[u8]) -> Result<()> {
         let unit = &unit[..unit.len().min(self.bytes)];
         match &mut self.memory {
@@ -82,7 +82,7 @@ impl Slab {
         self.repeat(unit.len(), self.bytes)
     }
 
-    /// Makes every byte of the first tensor 0xFF again.
+    /// Sets every byte of the first tensor to 0xFF again.
     pub fn spoil(&mut self) -> Result<()> {
         self.refill(&[0xff; ALIGNMENT])
     }
@@ -96,7 +96,7 @@ impl Slab {
                 Memory::Device(context, memory) => {
                     let start = memory.address();
                     let _current = context.enter()?;
-                    // SAFETY: both parts are of the memory, and do not overlap.
+                    // SAFETY: both parts are within the memory, and do not overlap.
                     unsafe {
                         context
                             .driver()
@@ -113,7 +113,7 @@ impl Slab {
         Ok(())
     }
 
-    /// `bytes` of the first tensor from `offset` on; nothing is running that writes them.
+    /// Reads `bytes` of the first tensor, from `offset` on. No launch that writes them may be running.
     pub fn read(&self, offset: usize, bytes: usize) -> Result<Vec<u8>> {
         let end = offset.checked_add(bytes).filter(|&end| end <= self.bytes);
         ensure!(
@@ -125,7 +125,7 @@ impl Slab {
         match &self.memory {
             Memory::Device(context, memory) => {
                 let _current = context.enter()?;
-                // SAFETY: both sides have that many bytes.
+                // SAFETY: source and destination have that many bytes.
                 unsafe {
                     let (to, from) = (data.as_mut_ptr().cast(), memory.address() + offset as u64);
                     context.driver().memcpy_dtoh(to, from, bytes)
@@ -133,18 +133,18 @@ impl Slab {
             }
             Memory::Host(words) => {
                 let from = words.as_ptr().cast::<u8>().wrapping_add(offset);
-                // SAFETY: the words have that many bytes there, and a launch is done when it returns.
+                // SAFETY: the words have that many bytes there, and a simulated launch is done when it returns.
                 data.copy_from_slice(unsafe { slice::from_raw_parts(from, bytes) });
             }
         }
         Ok(data)
     }
 
-    /// The tensor of a set, which may be written.
+    /// The tensor of a set, writable.
     pub fn tensor(&self, set: usize, dtype: DType, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         let offset = set % self.sets * self.stride;
         match &self.memory {
-            // SAFETY: the memory is live while it is borrowed, and what launches on it follow is in stream order.
+            // SAFETY: the memory is live while it is borrowed, and launches on it come after its writes in stream order.
             Memory::Device(_, memory) => unsafe {
                 Tensor::from_raw(memory.address() + offset as u64, dtype, dims)
             },
@@ -163,7 +163,7 @@ impl Slab {
 
 fn host_bytes(words: &mut [UnsafeCell<u128>]) -> &mut [u8] {
     let bytes = size_of_val(words);
-    // SAFETY: the words are borrowed alone, and have that many bytes, of which any pattern is valid.
+    // SAFETY: the words are borrowed exclusively and have that many bytes; any bit pattern is valid.
     unsafe { slice::from_raw_parts_mut(words.as_mut_ptr().cast(), bytes) }
 }
 
@@ -172,14 +172,14 @@ fn host_tensor<'a, T: DeviceElement>(
     dims: &[usize],
 ) -> Result<Tensor<'a>, Error> {
     let elements = size_of_val(words) / size_of::<T>();
-    // SAFETY: cells may be written through a shared borrow, any pattern is a `T`, and nothing but the simulator, one
-    // launch at a time, uses what the tensor keeps, an address.
+    // SAFETY: cells may be written through a shared borrow, and any bit pattern is a `T`. The tensor keeps an address, and only the
+    // simulator uses it, one launch at a time.
     let slice =
         unsafe { slice::from_raw_parts_mut(UnsafeCell::raw_get(words.as_ptr()).cast(), elements) };
     Tensor::from_slice_mut::<T>(slice, dims)
 }
 
-/// A slab of `values`.
+/// A slab with copies of `values`.
 pub fn upload<T: bytemuck::NoUninit>(library: &Library, sets: usize, values: &[T]) -> Result<Slab> {
     let bytes: &[u8] = bytemuck::cast_slice(values);
     Slab::filled(library, sets, bytes.len(), bytes).context("a tensor of the cell")

@@ -1,4 +1,4 @@
-//! Everything that a release shows, in one run.
+//! All cells that a release shows, for one run.
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -7,7 +7,7 @@ use crate::cell::Cell;
 use crate::options::Options;
 use crate::peers::Peers;
 
-/// Tables with a cold level-2 cache, as the options that ask for them.
+/// Tables with a cold level-2 cache, as the options that select them.
 const TABLES: [&str; 19] = [
     "--op gdn_decode --model qwen3-next,qwen3.5-397b",
     "--op gdn_decode --model qwen3.5-27b --state bf16 --layout k_last",
@@ -32,7 +32,7 @@ const TABLES: [&str; 19] = [
     "--op gdn_layer,kda_layer --dim 64 --batch 1,4,16,64,256 --gate softplus",
 ];
 
-/// The layer step of each published model, of one token, with 16- and 32-bit states.
+/// The layer step of one token for each published model, with 16- and 32-bit states.
 const MODELS: [&str; 3] = [
     "--op gdn_layer --model qwen3-next,qwen3.5-27b,qwen4-exp,olmo-hybrid --batch 1,16,256 \
      --state bf16,f16,f32 --layout k_last",
@@ -40,7 +40,7 @@ const MODELS: [&str; 3] = [
     "--op kda_layer --model glm-5.3-flash --batch 1,16,256 --gate lower_bound --state bf16,f16,f32 --layout k_last",
 ];
 
-/// The cells of the models.
+/// The cells of the models' tables.
 pub fn models() -> Result<Vec<Cell>> {
     of_tables(&MODELS)
 }
@@ -55,7 +55,7 @@ fn of_tables(tables: &[&str]) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// The cells of all tables, then those of them that a peer was recorded for with a warm cache.
+/// The cells of all tables, followed by those of them that a peer was recorded for with a warm cache.
 pub fn cells() -> Result<Vec<Cell>> {
     let peers = Peers::recorded()?;
     let mut cells = of_tables(&TABLES)?;

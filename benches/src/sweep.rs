@@ -1,4 +1,4 @@
-//! A run through the cases of a table: a row is written as soon as it is measured, a budget ends it, a gate judges it.
+//! A run over the cases of a table. Each row is written when it is measured, a budget may end the run, and a gate judges the rows.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -13,10 +13,10 @@ use crate::best::{AGAIN, Records};
 use crate::record::{self, Csv};
 use crate::timed::Timed;
 
-/// Batches that say most come first where not all may have their turn.
+/// Batch sizes to measure first, in this order, if there is a budget: they are the most important.
 const RANKS: [usize; 5] = [64, 256, 1, 16, 4];
 
-/// When a run began, and when it ends.
+/// Start and end of a run.
 pub struct Clock {
     start: Instant,
     end: Option<Instant>,
@@ -33,7 +33,7 @@ impl Clock {
         }
     }
 
-    /// Since it began.
+    /// Time since the start.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()
@@ -45,20 +45,20 @@ impl Clock {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// The same for what leaves a fifth of the time to what comes behind it.
+    /// Whether four fifths of the time are over, so that the rest is left to later work.
     fn is_nearly_over(&self) -> bool {
         self.end
             .is_some_and(|end| self.start.elapsed() >= (end - self.start) * 4 / 5)
     }
 }
 
-/// What a case came to.
+/// Result of a case.
 pub struct Part<R> {
     /// Timed rows.
     pub rows: Vec<R>,
-    /// What is wrong, in words.
+    /// Messages about wrong results.
     pub failures: Vec<String>,
-    /// What this GPU does not have, in words.
+    /// Descriptions of launches that this GPU does not have.
     pub skipped: Vec<String>,
 }
 
@@ -72,47 +72,47 @@ impl<R> Default for Part<R> {
     }
 }
 
-/// A table.
+/// A table of the bench.
 pub trait Kind {
-    /// What its rows are measured of.
+    /// A case, which rows are measured of.
     type Case: Clone + Sync;
-    /// What of a case needs no GPU.
+    /// Data of a case that is prepared without a GPU.
     type Prepared: Send;
-    /// Of a variant.
+    /// A row, of a variant of a case.
     type Row: Timed + Clone + Serialize;
 
-    /// In words.
+    /// Title of a case.
     fn title(case: &Self::Case) -> String;
 
-    /// B, where cases differ in it.
+    /// Batch size of a case, if cases differ in it.
     fn batch(case: &Self::Case) -> Option<usize>;
 
-    /// Whether a row is of the case.
+    /// Whether a row belongs to a case.
     fn is_of(row: &Self::Row, case: &Self::Case) -> bool;
 
-    /// The rows of a file.
+    /// Reads the rows of a file.
     ///
     /// # Errors
-    /// The system's, and a line that is wrong.
+    /// I/O errors, and malformed lines.
     fn read(path: &Path) -> Result<Vec<Self::Row>>;
 
-    /// Prepares a case, while those before it are measured.
+    /// Prepares a case, concurrently with the measurement of earlier ones.
     ///
     /// # Errors
-    /// The reference's.
+    /// The errors of the reference.
     fn prepare(case: &Self::Case) -> Result<Self::Prepared>;
 
     /// Measures a case.
     ///
     /// # Errors
-    /// The driver's.
+    /// The errors of the driver.
     fn measure(&mut self, case: &Self::Case, prepared: Self::Prepared) -> Result<Part<Self::Row>>;
 }
 
-/// Most threads that prepare cases: each has one ready and one in work, of up to 200 MB.
+/// Most threads that prepare cases. Each has one case ready and one in work, of up to 200 MB each.
 const MOST_THREADS: usize = 6;
 
-/// Prepares cases on some threads; case i comes from the receiver i modulo their number. They end with their receivers.
+/// Prepares cases on some threads. Case i comes from receiver i modulo their number. A thread ends when its receiver is dropped.
 fn prepared<'scope, 'env, K: Kind>(
     scope: &'scope Scope<'scope, 'env>,
     cases: &'scope [K::Case],
@@ -133,29 +133,29 @@ where
     (0..threads).map(start).collect()
 }
 
-/// The rows of a table on their way.
+/// A run over the cases of a table.
 pub struct Sweep<K: Kind> {
-    /// What measures.
+    /// The table, which measures cases.
     pub kind: K,
-    /// Kept and measured.
+    /// Kept and measured rows.
     pub rows: Vec<K::Row>,
-    /// What went wrong, in words.
+    /// Messages about errors and wrong results.
     pub failures: Vec<String>,
-    /// What this GPU does not have, in words.
+    /// Descriptions of launches that this GPU does not have.
     pub skipped: Vec<String>,
-    /// Cases that the budget left out.
+    /// Number of cases that the budget left out.
     pub left: usize,
     cases: Vec<K::Case>,
-    /// Rows that were there before.
+    /// Number of rows that were in the file before.
     kept: usize,
     file: Option<(PathBuf, Csv)>,
 }
 
 impl<K: Kind> Sweep<K> {
-    /// An empty one, whose rows go to a file. With `append` the rows that it has are kept.
+    /// An empty sweep, whose rows go to `file`. With `append`, the rows in the file are kept.
     ///
     /// # Errors
-    /// Of a file that cannot be read or written.
+    /// The file cannot be read or written.
     pub fn new(kind: K, file: Option<PathBuf>, append: bool) -> Result<Self> {
         let mut rows = Vec::new();
         let file = match file {
@@ -184,8 +184,8 @@ impl<K: Kind> Sweep<K> {
         })
     }
 
-    /// Measures the cases that have no row yet, those that count most first where there is a budget; an error of the driver
-    /// ends it, and is a failure.
+    /// Measures the cases that have no row yet; if there is a budget, the most important ones first. An error of the driver ends the
+    /// measurement, and becomes a failure.
     pub fn measure(&mut self, cases: &[K::Case], clock: &Clock, is_judged: bool) {
         let lacks = |case: &&K::Case| self.rows.iter().all(|row| !K::is_of(row, case));
         let mut cases: Vec<K::Case> = cases.iter().filter(lacks).cloned().collect();
@@ -234,11 +234,11 @@ impl<K: Kind> Sweep<K> {
         Ok(())
     }
 
-    /// Judges what was measured by records, in words. Slower rows are measured again while there is time; the file has the rows that
-    /// took least.
+    /// Judges the measured rows by records and returns the report. Slower rows are measured again while there is time. The file then has
+    /// the fastest measurement of each row.
     ///
     /// # Errors
-    /// The driver's, and those of [`Records::judge`].
+    /// The errors of the driver and of [`Records::judge`].
     pub fn judge(&mut self, records: &Records, clock: &Clock) -> Result<String> {
         let Self {
             kind,
@@ -265,7 +265,7 @@ impl<K: Kind> Sweep<K> {
         Ok(verdict.text())
     }
 
-    /// What was skipped and left out, in words.
+    /// Lines about skipped cases and cases left out.
     #[must_use]
     pub fn notes(&self) -> String {
         let skipped = self.skipped.iter().map(|it| format!("skipped: {it}\n"));
@@ -278,13 +278,13 @@ impl<K: Kind> Sweep<K> {
         skipped.chain(left).collect()
     }
 
-    /// The kernels of the rows.
+    /// Names of the kernels in the rows.
     pub fn variants(&self) -> impl Iterator<Item = String> {
         self.rows.iter().map(|row| row.variant().to_owned())
     }
 }
 
-/// A bar.
+/// A progress bar.
 pub fn progress(length: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {eta} {msg}");
     let bar = ProgressBar::new(length as u64);

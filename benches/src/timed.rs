@@ -1,4 +1,4 @@
-//! What rows of every table have in common, and the cells whose selected variant is not their best.
+//! The properties that rows of all tables share, and the cells whose selected variant is not their best.
 
 use std::collections::HashMap;
 
@@ -7,31 +7,31 @@ use crate::deferred;
 use crate::prefill;
 use crate::record::{Row, Run};
 
-/// A cell whose selected variant takes more than this of its best variant's µs is shown.
+/// A cell is shown if the ratio of its selected variant's µs to the best variant's is above this.
 const REGRET: f64 = 1.02;
 
 /// A timed variant.
 pub trait Timed {
-    /// What a launch does: rows with the same words did the same work, whatever their variant.
+    /// Description of the launch's work. Rows with the same description did the same work, with any variant.
     fn work(&self) -> String;
-    /// The kernel.
+    /// Name of the kernel.
     fn variant(&self) -> &str;
-    /// Whether a launch takes it.
+    /// Whether the library selects this variant.
     fn selected(&self) -> bool;
-    /// µs of a launch; nothing where it was checked alone.
+    /// Time of a launch in µs; `None` if it was only checked.
     fn micros(&self) -> Option<f64>;
-    /// GB/s of a copy in the same run, where the row says so.
+    /// Bandwidth of a copy in the same run in GB/s, if the row has it.
     fn copy(&self) -> Option<f64>;
-    /// µs that the bytes take at the copy's rate, where the row says so.
+    /// Time in µs that the bytes take at the copy's bandwidth, if the row has it.
     fn bytes_micros(&self) -> Option<f64>;
-    /// Name of the GPU; empty where the row does not say so.
+    /// Name of the GPU; empty if the row lacks it.
     fn gpu(&self) -> &str;
 }
 
 impl Timed for Row {
     fn work(&self) -> String {
         let cell = &self.cell;
-        // A table's title leaves the gate of a layer out.
+        // The title of a table does not contain the gate of a layer.
         let gate = match cell.op == Op::KdaLayer {
             true => format!(" gate={}", gate_name(cell.gate)),
             false => String::new(),
@@ -97,7 +97,7 @@ impl Timed for prefill::Row {
 
 impl Timed for deferred::Row {
     fn work(&self) -> String {
-        // Without a ring N and u mean nothing.
+        // Without a ring there are neither N nor u.
         let ring = match self.count {
             deferred::Count::Today => String::new(),
             _ => format!(" N={} u={}", self.most, self.updates),
@@ -146,14 +146,14 @@ fn micros(row: &impl Timed) -> f64 {
     row.micros().unwrap_or(f64::INFINITY)
 }
 
-/// The row that takes least.
+/// The fastest row.
 fn least<'a, R: Timed>(rows: impl Iterator<Item = &'a &'a R>) -> Option<&'a R> {
     let least = rows.min_by(|one, two| micros(**one).total_cmp(&micros(**two)));
     least.copied()
 }
 
-/// The cells whose selected variant takes more than 2 % longer than their best one, worst first. Empty where no cell has
-/// two variants.
+/// Lines about the cells whose selected variant takes over 2 % longer than their best one, worst first. Empty if no cell has two
+/// variants.
 #[must_use]
 pub fn regret<R: Timed>(rows: &[R]) -> String {
     let mut cells: Vec<(String, Vec<&R>)> = Vec::new();

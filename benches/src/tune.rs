@@ -1,4 +1,4 @@
-//! Lines for `host/src/step/select/tiles.txt`, by rows of every variant.
+//! Advice for `host/src/step/select/tiles.txt`, from rows of every variant.
 
 use std::collections::BTreeSet;
 
@@ -8,17 +8,17 @@ use gated_delta_harness::arguments::Operator;
 use crate::cell::{Cell, Mode, Op};
 use crate::record::Row;
 
-/// Variants this close to the best of a batch size are as good, so that a table has no more rows than it needs.
+/// Variants within this ratio of the best of a batch size count as equally good, so that a table has no more rows than necessary.
 const AS_GOOD: f64 = 1.01;
 
-/// A choice for up to a number of heads, B · HV.
+/// The variant for up to a number of heads, B · HV.
 struct Choice<'a> {
     up_to: u32,
     variant: &'a str,
 }
 
-/// Lines of `tiles.txt`, each kind of launch with what the choice costs at worst, and, where several T or states that are kept were
-/// measured and want something else, their tiles too.
+/// Lines for `tiles.txt`: for each kind of launch its choices, with the worst-case cost. Where several T or kept states were measured, and
+/// their own best choices differ, these follow as comments.
 #[must_use]
 pub fn advice(rows: &[Row]) -> String {
     let mut kinds = Vec::new();
@@ -47,8 +47,8 @@ pub fn advice(rows: &[Row]) -> String {
     text
 }
 
-/// The fewest choices that are as good as the best at every number of heads. Rows of a number of heads count alike,
-/// whatever their model, mode and T: a variant costs the mean of its µs over the best's.
+/// The fewest choices that are as good as the best at every number of heads. All rows with the same number of heads count alike, whatever
+/// their model, mode and T: the cost of a variant is the mean ratio of its µs to the best's.
 fn table<'a>(rows: &[&'a Row]) -> Vec<Choice<'a>> {
     let heads: Vec<u32> = rows
         .iter()
@@ -96,8 +96,8 @@ fn table<'a>(rows: &[&'a Row]) -> Vec<Choice<'a>> {
     choices
 }
 
-/// Geometric mean over the cells of `heads` of a variant's µs over the best variant's; infinite where it was not
-/// measured.
+/// Geometric mean, over the cells with this number of heads, of the ratio of a variant's µs to the best variant's; infinite if the variant
+/// was not measured.
 fn mean_over_best(rows: &[&Row], variant: &str, heads_wanted: u32) -> f64 {
     let cells = cells(
         rows.iter()
@@ -108,7 +108,7 @@ fn mean_over_best(rows: &[&Row], variant: &str, heads_wanted: u32) -> f64 {
     (logs / cells.len() as f64).exp()
 }
 
-/// The rows of each cell.
+/// The rows, grouped by cell.
 fn cells<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Vec<&'a Row>> {
     let mut cells: Vec<Vec<&Row>> = Vec::new();
     for row in rows {
@@ -127,7 +127,7 @@ fn over_best(cell: &[&Row], variant: &str) -> f64 {
     found.unwrap_or(f64::INFINITY) / best.unwrap_or(f64::NAN)
 }
 
-/// What the choices cost over the best of each cell, beside what is selected today.
+/// Comment with the worst ratio of the chosen variants to the best of a cell, and of the variants that are selected today.
 fn worst(rows: &[&Row], choices: &[Choice<'_>]) -> String {
     let cells = cells(rows.iter().copied());
     let worst = |of: &dyn Fn(&[&Row]) -> f64| {
@@ -162,19 +162,19 @@ fn written(choices: &[Choice<'_>]) -> String {
     choices.join(" ")
 }
 
-/// What the name of an entry ends with, behind its dims.
+/// Last part of an entry's name, after its dims.
 fn tile(variant: &str) -> &str {
     let dims = ["_k64_", "_k96v192_", "_k128_"];
     let behind = dims.iter().find_map(|dims| variant.split_once(dims));
     behind.map_or(variant, |(_, tile)| tile)
 }
 
-/// B · HV.
+/// Number of heads over all rows, B · HV.
 fn heads(cell: &Cell) -> u32 {
     (cell.batch * cell.model.value_heads) as u32
 }
 
-/// What a step that goes token by token keeps, as a condition of a line.
+/// States kept by a token-by-token step, as a condition of a line.
 fn keeps(cell: &Cell) -> &'static str {
     match (cell.formulation, cell.mode) {
         (Formulation::Recurrent, Mode::Update) if cell.tokens > 1 => "update ",
@@ -183,7 +183,7 @@ fn keeps(cell: &Cell) -> &'static str {
     }
 }
 
-/// The left side of a line.
+/// Left side of a line of `tiles.txt`.
 fn kind(cell: &Cell) -> String {
     let is_parallel = cell.formulation == Formulation::Parallel;
     let operator = cell.op.operator();

@@ -1,9 +1,9 @@
-//! Cells for entries that no record of a GPU has a row of.
+//! Cells for entries without a row in the records of a GPU.
 
 use std::collections::BTreeSet;
 
 use gated_delta::{DType, Entry, Formulation, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::{Computes, Family, Layout, States};
 
@@ -12,21 +12,21 @@ use crate::deferred::{self, Drafts, OF_4, OF_8};
 use crate::prefill;
 use crate::shapes::{self, Model};
 
-/// Batches of steps: the first round's, and the second's.
+/// Batch sizes of steps, in the first and in the second round.
 const BATCHES: [&[usize]; 2] = [&[64], &[256, 16, 4, 1]];
 
-/// What is measured, each table's.
+/// Cases to measure, by table.
 #[derive(Default)]
 pub struct Wanted {
     /// Steps.
     pub cells: Vec<Cell>,
-    /// Steps on states that wait.
+    /// Steps with deferred write-back.
     pub deferred: Vec<deferred::Case>,
     /// Prefills.
     pub prefills: Vec<prefill::Case>,
 }
 
-/// The entries that compute something of states and that `timed` does not name.
+/// The entries that compute steps, and that are not in `timed`.
 pub fn missing(timed: &BTreeSet<String>) -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(|entry| {
         let computes = entry.computes();
@@ -35,7 +35,8 @@ pub fn missing(timed: &BTreeSet<String>) -> impl Iterator<Item = Entry> {
 }
 
 impl Wanted {
-    /// In the first round a cell for each entry, some for several of them; in the second one other batches, tokens and modes.
+    /// Cases for `entries`. Round 0 has a cell for each entry, some of which serve several entries. Round 1 has other batches, tokens and
+    /// modes.
     #[must_use]
     pub fn of(entries: &[Entry], round: usize) -> Self {
         let mut wanted = Self::default();
@@ -127,8 +128,8 @@ impl Wanted {
                             false => Formulation::Recurrent,
                         },
                         gate: match (operator, op.is_layer()) {
-                            (Operator::Kda, true) => KdaDecay::Softplus,
-                            _ => KdaDecay::Log,
+                            (Operator::Kda, true) => DecayKind::Softplus,
+                            _ => DecayKind::Log,
                         },
                         model: model(entry, operator, dim),
                         dim,
@@ -148,7 +149,7 @@ impl Wanted {
     }
 }
 
-/// A model that the entry takes the heads of.
+/// A model with heads that the entry accepts.
 fn model(entry: Entry, operator: Operator, dim: usize) -> Model {
     match operator {
         Operator::Kda => shapes::KDA[0],
@@ -158,7 +159,7 @@ fn model(entry: Entry, operator: Operator, dim: usize) -> Model {
     }
 }
 
-/// Operator, mode and T of the steps of a family.
+/// Operator, mode and T of the steps of a kernel family.
 fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode, usize)> {
     let op = match family {
         Family::GdnDecode => Op::GdnDecode,
@@ -199,7 +200,7 @@ fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode,
     steps
 }
 
-/// Rows of the prefills of a family, by `case` of name and lengths.
+/// Cases of the prefills of a kernel family. `case` makes one from a name and lengths.
 fn prefills(
     family: Family,
     round: usize,

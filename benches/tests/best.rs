@@ -1,5 +1,5 @@
-//! A run against all records of its GPU, the cells whose selected variant is not their best, and cells for kernels without
-//! a row.
+//! Tests of the comparison of a run with all records of its GPU, of the cells whose selected variant is not their best, and of the cells
+//! for kernels without a row.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use gated_delta_benches::shapes;
 use gated_delta_benches::sweep::{Clock, Kind, Part, Sweep};
 use gated_delta_benches::timed::{Timed as _, regret};
 use gated_delta_benches::untimed::{Wanted, missing};
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 use gated_delta_harness::timing::Micros;
 
 const GPU: &str = "NVIDIA H200";
@@ -28,7 +28,7 @@ fn cell(batch: usize) -> Cell {
         op: Op::GdnMtp,
         mode: Mode::Verify,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: shapes::GDN[0],
         dim: 128,
         batch,
@@ -70,7 +70,7 @@ fn records(rows: &[Row]) -> Records {
     records
 }
 
-/// A folder of its own, removed in the end.
+/// A temporary folder, removed at the end of the test.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -89,7 +89,7 @@ fn a_gpu_has_a_folder_whatever_its_memory_is_called() {
     }
 }
 
-/// What is slower twice is named, with both records; what is within 1 % when it is measured again is not.
+/// A row that is slower twice is named, with both records. A row that is within 1 % when measured again is not.
 #[test]
 fn slower_rows_are_measured_again_and_named() {
     let records = records(&[
@@ -116,7 +116,7 @@ fn slower_rows_are_measured_again_and_named() {
         }))
     };
     let verdict = records.judge(&mut rows, 3, again).unwrap();
-    // The one stays behind the best of all variants, and is measured three times; the other is within 1 % the second time.
+    // The first cell stays slower than the best of all variants, and is measured three times; the second is within 1 % the second time.
     assert_eq!(times, BTreeMap::from([(1, 3), (2, 2)]));
     assert_eq!(
         (
@@ -176,7 +176,7 @@ fn rows_of_other_work_are_not_compared() {
         Cell { slots: true, ..now },
         Cell { cold: false, ..now },
         Cell {
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             ..kda
         },
     ];
@@ -202,7 +202,7 @@ fn rows_of_other_work_are_not_compared() {
     }
 }
 
-/// A variant that a launch does not take meets its own best, not that of another.
+/// A variant that is not selected is compared with its own best, not with another's.
 #[test]
 fn an_unselected_variant_meets_itself() {
     let records = records(&[row(cell(1), "tile16", 10.0), row(cell(1), "tile32", 9.0)]);
@@ -218,7 +218,7 @@ fn an_unselected_variant_meets_itself() {
     );
 }
 
-/// Records of all tables and ages, of one GPU.
+/// The folder has records of all tables, of different age, for one GPU.
 #[test]
 fn a_folder_of_records_is_read() {
     let folder = folder();
@@ -226,7 +226,7 @@ fn a_folder_of_records_is_read() {
     let mut other = row(cell(1), "tile16", 1.0);
     other.run.gpu = "NVIDIA H200 NVL".to_owned();
     let first = row(cell(2), "tile16", 2.0);
-    // The first cell of this file is not compared: it was in the first graph of its process.
+    // The first cell of this file is not compared: it was in its process's first graph.
     record::save(
         &here.join("2026-11-21-kda-t1.csv"),
         &[first, row(cell(1), "tile16", 5.0)],
@@ -265,7 +265,7 @@ fn a_folder_of_records_is_read() {
     );
     let Some(Rows::Deferred(deferred)) = Rows::read(&here.join("2026-11-23-deferred.csv")).unwrap()
     else {
-        panic!("not of states that wait");
+        panic!("not of deferred write-back");
     };
     assert_eq!(
         deferred[0].work(),
@@ -279,7 +279,7 @@ fn a_folder_of_records_is_read() {
     );
 }
 
-/// The records of the repository; a run of them against the others, without a GPU.
+/// The repository's records can be read, and a recorded run is compared with the others without a GPU.
 #[test]
 fn the_records_here_are_all_read_and_a_recorded_run_is_judged() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("record");
@@ -346,7 +346,7 @@ fn a_variant_that_is_far_from_the_best_is_regretted() {
     assert_eq!(regret(&rows[4..]), "");
 }
 
-/// Cases are batches; each takes 10 µs, and what is measured again 1 less.
+/// A table whose cases are batches. Each takes 10 µs, and 1 µs less when measured again.
 #[derive(Default)]
 struct Fake {
     measured: Vec<usize>,
@@ -393,7 +393,7 @@ impl Kind for Fake {
 fn a_sweep_keeps_what_is_there_and_writes_what_took_least() {
     let folder = folder();
     let file = folder.path().join("rows.csv");
-    // Of a run that ended before its first row.
+    // The file of a run that ended before its first row.
     drop(Csv::create(&file).unwrap());
     let before = row(cell(7), "tile16", 3.0);
     Csv::append(&file).unwrap().write(&before).unwrap();
@@ -430,7 +430,7 @@ fn a_sweep_without_time_says_what_it_left() {
     assert!(sweep.rows.is_empty());
 }
 
-/// Each kernel is a variant of some cell of the first round: of a step on the simulator, of other tables by its name.
+/// Each kernel is a variant of some cell of the first round: for steps on the simulator, for other tables by its name.
 #[test]
 fn every_kernel_has_a_cell() {
     let library = Library::simulator();
@@ -478,7 +478,7 @@ fn every_kernel_has_a_cell() {
                 .operator_name()
                 .replacen("gdn", "gdn_deferred", 1)
                 .replacen("kda", "kda_deferred", 1);
-            // Token by token an entry is of both operators.
+            // A token-by-token entry serves both operators.
             let kind = match case.drafts.parallel {
                 true => kind + "_parallel",
                 false => kind.split_at("gdn_".len()).1.to_owned(),

@@ -1,4 +1,4 @@
-//! Steps of the bench on states that wait, on the simulator: checked, and not timed.
+//! Tests of the bench's steps with deferred write-back, on the simulator: checked, and not timed.
 
 use clap::Parser as _;
 use gated_delta::{DType, Library};
@@ -9,7 +9,7 @@ use gated_delta_harness::arguments::Operator;
 #[test]
 fn every_count_is_checked() {
     let library = Library::simulator();
-    // A norm makes some of o large, the rounding of a few of which is much of a small row's error.
+    // A norm enlarges some of o. In a small row the rounding of a few elements is then much of the error.
     for (layer, heads) in [(false, [1, 2]), (true, [2, 4])] {
         let states = match layer {
             false => [DType::Bf16, DType::F32],
@@ -93,9 +93,9 @@ fn bytes_of_layer_drafts_are_those_of_windows_that_wait() {
     let rows = run(&Library::simulator(), None, &[case(8, true)], false, |_| {}).unwrap();
     let of = |count: Count| rows.iter().find(|row| row.count == count).unwrap().bytes as usize;
     let (state, channels, tokens) = (64 * 64 * 2, 3 * 64, 8);
-    // x, z, o, g and β; the window, and what is pending in place of it.
+    // x, z, o, g and β; the window, or its pending inputs in place of it.
     let read = tokens * 2 * (channels + 64 + 64 + 1 + 1) + channels * 3 * 2;
-    // x as it came, k, u and log α.
+    // x as in the input, k, u and log α.
     let (inputs, entry) = (2 * channels, 4 * (64 + 64 + 1));
     let written_window = channels * 3 * 2;
     let previous = tokens * 2 * (channels + 1 + 1);
@@ -155,12 +155,12 @@ fn check(rows: &[Row]) {
     for count in [
         "every step writes",
         "whole cycles",
-        "never folds",
-        "always folds",
+        "never flushes",
+        "always flushes",
     ] {
         assert!(table(rows, 4000.0).contains(count), "{count}");
     }
-    // A state is written by each row, by one in eight, by none, by all.
+    // A state is written by every row, by one in eight, by none, by all.
     let of = |count: Count| rows.iter().find(|row| row.count == count).unwrap();
     let [today, cycle, never, always] = [
         Count::Today,

@@ -1,10 +1,10 @@
-//! The gate in the simulator: it passes what is right, and refuses what is not.
+//! Tests of the check in the simulator: it passes right results, and refuses wrong ones.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, Library, StateLayout, StreamRef};
 use gated_delta_benches::buffers::Buffers;
 use gated_delta_benches::cell::{Cell, Mode, Op};
 use gated_delta_benches::shapes::Model;
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 
 const MODES: [Mode; 6] = [
     Mode::Update,
@@ -20,7 +20,7 @@ fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
         op,
         mode,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: Model {
             name: "small",
             heads: 1,
@@ -39,7 +39,7 @@ fn cell(op: Op, mode: Mode, tokens: usize) -> Cell {
     }
 }
 
-/// Checks every variant of the cell.
+/// Checks every variant of a cell.
 fn check(cell: Cell) {
     let library = Library::simulator();
     let mut buffers = Buffers::new(&library, cell).unwrap();
@@ -67,7 +67,7 @@ fn every_mode_passes() {
         check(Cell {
             slots: true,
             layout: StateLayout::VLast,
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             ..cell(op, Mode::Verify, 1)
         });
     }
@@ -92,9 +92,9 @@ fn every_mode_of_the_parallel_formulation_passes() {
 #[test]
 fn every_gate_state_and_layout_passes() {
     for gate in [
-        KdaDecay::Log,
-        KdaDecay::Softplus,
-        KdaDecay::LowerBound(-5.0),
+        DecayKind::Log,
+        DecayKind::Softplus,
+        DecayKind::LowerBound(-5.0),
     ] {
         check(Cell {
             gate,
@@ -113,7 +113,7 @@ fn every_gate_state_and_layout_passes() {
     });
 }
 
-/// K = 96, V = 192, and states of f16.
+/// K = 96 with V = 192, and f16 states.
 #[test]
 fn every_width_of_a_state_and_both_its_dims_pass() {
     for layout in [StateLayout::KLast, StateLayout::VLast] {

@@ -1,9 +1,9 @@
-//! The prefills of the bench, on the simulator: checked, and not timed.
+//! Tests of the bench's prefills, on the simulator: checked, and not timed.
 
 use gated_delta::{DType, Library, StateLayout};
 use gated_delta_benches::prefill::{Bench, Case, cases, table};
 use gated_delta_benches::shapes::{GDN, KDA, Model};
-use gated_delta_harness::arguments::{KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, Operator};
 
 const HEADS: [[usize; 2]; 2] = [[1, 2]; 2];
 
@@ -46,14 +46,14 @@ fn rows_of_a_prefill_are_checked() {
         Case {
             operator: Operator::Kda,
             dim: 128,
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             layer: true,
             ..case("short", &[16, 3])
         },
         Case {
             operator: Operator::Kda,
             dim: 128,
-            gate: KdaDecay::LowerBound(-5.0),
+            gate: DecayKind::LowerBound(-5.0),
             model: Some(Model {
                 heads: 2,
                 value_heads: 2,
@@ -93,7 +93,7 @@ fn rows_of_a_prefill_are_checked() {
     assert_eq!(measured.rows.len(), small.len());
 }
 
-/// Both tiles of a chain and of short rows; by name.
+/// Both tiles of an inter-chunk scan and of short rows can be selected by name.
 #[test]
 fn every_entry_can_be_asked_for() {
     let library = Library::simulator();
@@ -125,7 +125,7 @@ fn every_entry_can_be_asked_for() {
     assert!(bench(&library, false, &none).run(&case, |_| {}).is_err());
 }
 
-/// What is compared with others has as many tokens as its name says.
+/// A case that is compared with others has as many tokens as its name says.
 #[test]
 fn cases_are_what_they_are_called() {
     for case in cases() {
@@ -144,7 +144,7 @@ fn cases_are_what_they_are_called() {
     }
 }
 
-/// A row has a title and a state of its own, so that a line of a file says which it is.
+/// The title and state of each row are unique, so that a line of a file identifies it.
 #[test]
 fn no_two_cases_are_called_the_same() {
     let cases = cases();

@@ -1,4 +1,4 @@
-//! What it takes to get ready is timed of everything that a layer is launched with.
+//! Tests that the preparation is timed for everything that a layer is launched with.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What is made of timed rows: tables, the count against the peers, records, and what to select.
+//! Tests of tables, the count against the peers, records, and the advice on what to select.
 
 use gated_delta::{DType, Formulation, StateLayout};
 use gated_delta_benches::cell::{Cell, Mode, Op};
@@ -10,7 +10,7 @@ use gated_delta_benches::report::{Before, tables};
 use gated_delta_benches::shapes;
 use gated_delta_benches::suite;
 use gated_delta_benches::tune::advice;
-use gated_delta_harness::arguments::KdaDecay;
+use gated_delta_harness::arguments::DecayKind;
 use gated_delta_harness::timing::Micros;
 
 fn cell(batch: usize) -> Cell {
@@ -18,7 +18,7 @@ fn cell(batch: usize) -> Cell {
         op: Op::GdnDecode,
         mode: Mode::Update,
         formulation: Formulation::Recurrent,
-        gate: KdaDecay::Log,
+        gate: DecayKind::Log,
         model: shapes::GDN[0],
         dim: 128,
         batch,
@@ -184,7 +184,7 @@ fn a_record_is_read_as_it_was_written() {
         Cell {
             op: Op::KdaRecurrent,
             mode: Mode::TokenSlots,
-            gate: KdaDecay::LowerBound(LOWER_BOUND),
+            gate: DecayKind::LowerBound(LOWER_BOUND),
             model: shapes::KDA[0],
             tokens: 4,
             cold: false,

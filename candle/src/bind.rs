@@ -1,4 +1,4 @@
-//! From tensors of candle to those that a launch takes: the same memory, dims and strides.
+//! Binds candle's tensors to a launch: the launch gets the same memory, dims and strides.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use candle_core::{
 
 use crate::error::{bail, wrap};
 
-/// A tensor of a launch.
+/// A tensor of a launch, and its name in errors.
 #[derive(Clone, Copy)]
 pub struct Named<'t> {
     pub name: &'static str,
@@ -17,7 +17,7 @@ pub struct Named<'t> {
     pub is_written: bool,
 }
 
-/// One that is read.
+/// A tensor that the launch reads.
 pub fn named<'t>(name: &'static str, tensor: &'t Tensor) -> Named<'t> {
     Named {
         name,
@@ -27,7 +27,7 @@ pub fn named<'t>(name: &'static str, tensor: &'t Tensor) -> Named<'t> {
 }
 
 impl Named<'_> {
-    /// One that is written.
+    /// Marks the tensor as written.
     pub fn written(mut self) -> Self {
         self.is_written = true;
         self
@@ -38,17 +38,17 @@ impl Named<'_> {
     }
 }
 
-/// Where a tensor's storage lies.
+/// Place of a tensor's storage in memory.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Of the storage's first element.
+    /// Address of the storage's first element.
     address: usize,
     /// Elements of the storage.
     len: usize,
     is_written: bool,
 }
 
-/// Tensors of a launch while their memory is held.
+/// Tensors of a launch, while their memory is locked.
 pub struct At<'x> {
     places: Places,
     is_host: bool,
@@ -56,7 +56,7 @@ pub struct At<'x> {
 }
 
 impl<'x> At<'x> {
-    /// What a launch takes of a tensor that it was made with.
+    /// The launch's view of `tensor`, which has to be one of those that `self` was made with.
     pub fn get(&self, tensor: &Tensor) -> Result<gated_delta::Tensor<'x>> {
         let mut places = self.places.iter().filter(|(id, _)| *id == tensor.id());
         let Some(&(_, place)) = places.next() else {
@@ -75,7 +75,7 @@ impl<'x> At<'x> {
         bound.map_err(wrap)
     }
 
-    /// The same of a tensor whose last dim may hold several heads of `inner` elements: then that is two.
+    /// As [`get`](Self::get), for a tensor whose last dim may hold several heads of `inner` elements: that dim becomes two.
     pub fn heads(&self, tensor: &Tensor, inner: usize) -> Result<gated_delta::Tensor<'x>> {
         let bound = self.get(tensor)?;
         match tensor.rank() {
@@ -84,7 +84,7 @@ impl<'x> At<'x> {
         }
     }
 
-    /// The same of what may be there.
+    /// As [`get`](Self::get), for an optional tensor.
     pub fn optional(&self, tensor: &Option<Tensor>) -> Result<Option<gated_delta::Tensor<'x>>> {
         tensor.as_ref().map(|tensor| self.get(tensor)).transpose()
     }
@@ -100,23 +100,23 @@ impl<'x> At<'x> {
             let len = place.len.saturating_sub(start);
             let first = std::ptr::with_exposed_provenance_mut::<T>(address);
             if place.is_written {
-                // SAFETY: the storage is held for 'x, exclusively; the view's elements lie in it.
+                // SAFETY: the storage is locked exclusively for 'x, and the view's elements are in it.
                 let slice = unsafe { std::slice::from_raw_parts_mut(first, len) };
                 gated_delta::Tensor::from_slice_mut(slice, dims)
             } else {
-                // SAFETY: the storage is held for 'x, shared.
+                // SAFETY: the storage is locked for 'x, for reading.
                 let slice = unsafe { std::slice::from_raw_parts(first, len) };
                 gated_delta::Tensor::from_slice(slice, dims)
             }
         } else {
-            // SAFETY: candle's storage is held until the launch is enqueued, and freed in the order of its stream.
+            // SAFETY: candle's storage is kept until the launch is enqueued, and freed in the order of its stream.
             unsafe { gated_delta::Tensor::from_raw(address as u64, T::DTYPE, dims) }
         }?;
         tensor.with_strides(layout.stride())
     }
 }
 
-/// Calls `launch` while the memory of all tensors is held: on the CPU exclusively of those that are written.
+/// Calls `launch` while the memory of all tensors is locked; on the CPU, exclusively for tensors that are written.
 pub fn with_memory<R>(
     tensors: &[Named<'_>],
     launch: impl FnOnce(&At<'_>) -> Result<R>,
@@ -144,10 +144,10 @@ pub fn with_memory<R>(
     }
 }
 
-/// On the CPU.
+/// As [`with_memory`], on the CPU.
 fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
     let mut written: Vec<(usize, Named<'_>)> = Vec::new();
-    // Where they lie, to see that no lock is waited for that is held here.
+    // Addresses of written storages: a storage locked here must not be locked again.
     for of in tensors.iter().filter(|of| of.is_written) {
         if written.iter().any(|(_, other)| other.is(of)) {
             continue;
@@ -166,7 +166,7 @@ fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) 
         places.push((of.tensor.id(), place));
         guards.push(storage);
     }
-    // In one order, whoever takes them.
+    // Locks are taken in one order in all threads.
     written.sort_by_key(|(base, _)| *base);
     let written: Vec<Named<'_>> = written.into_iter().map(|(_, of)| of).collect();
     let (mut result, mut launch) = (None, Some(launch));
@@ -188,7 +188,7 @@ fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) 
     }
 }
 
-/// That what lies at `place` is no view of what is written.
+/// Checks that the storage at `place` is none of those that are written.
 fn check_unshared(of: &Named<'_>, place: Place, written: &[(usize, Named<'_>)]) -> Result<()> {
     let mut others = written.iter().filter(|(base, _)| *base == place.address);
     match others.next() {
@@ -201,7 +201,7 @@ fn check_unshared(of: &Named<'_>, place: Place, written: &[(usize, Named<'_>)]) 
     }
 }
 
-/// That a launch takes tensors of this dtype at all.
+/// Checks that a launch can take tensors of this dtype.
 fn check_dtype(of: &Named<'_>) -> Result<()> {
     match of.tensor.dtype() {
         DType::F32 | DType::BF16 | DType::F16 | DType::I32 | DType::I64 | DType::U32 => Ok(()),
@@ -213,13 +213,13 @@ fn check_dtype(of: &Named<'_>) -> Result<()> {
     }
 }
 
-/// Where tensors lie: a few, so that looking through them is as fast as anything.
+/// Places of tensors. These are a few, so a linear search is fast.
 type Places = Vec<(TensorId, Place)>;
 
-/// What is called when all are held.
+/// Function to call when all storages are locked.
 type Then<'h> = dyn FnMut(&mut Places) -> Result<()> + 'h;
 
-/// Takes the storages of `written` one by one, and calls `then` with all of them.
+/// Locks the storages of `written` one after the other, and calls `then` with all of them.
 fn hold(written: &[Named<'_>], places: &mut Places, then: &mut Then<'_>) -> Result<()> {
     let Some((first, rest)) = written.split_first() else {
         return then(places);
@@ -232,7 +232,7 @@ fn hold(written: &[Named<'_>], places: &mut Places, then: &mut Then<'_>) -> Resu
     first.tensor.inplace_op1(&op)
 }
 
-/// candle's way to a storage that is written.
+/// An in-place operation, by which candle gives access to a storage for writing.
 struct Hold<'h, 't> {
     id: TensorId,
     rest: &'h [Named<'t>],
@@ -292,7 +292,7 @@ fn on_cuda<R>(_: &[Named<'_>], _: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R
     bail!("device: candle-gated-delta was built without its feature `cuda`")
 }
 
-/// Addresses of candle's storages on its device's stream; nothing is waited for.
+/// As [`with_memory`], on a GPU: takes the addresses of candle's storages. All work is on the device's stream, so nothing is waited for.
 #[cfg(feature = "cuda")]
 fn on_cuda<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
     let mut places = Vec::with_capacity(tensors.len());
@@ -302,7 +302,7 @@ fn on_cuda<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) 
         let (address, _) = crate::cuda::address(&storage)?;
         let place = Place {
             address: address as usize,
-            // candle's views lie in their storages.
+            // The length is unknown, and not needed: candle's views are within their storages.
             len: usize::MAX,
             is_written: of.is_written,
         };

@@ -1,11 +1,11 @@
-//! Errors are candle's, with the text of this crate or of gated-delta in them.
+//! Errors are candle's; their text is from this crate or from gated-delta.
 
-/// candle's error of gated-delta's.
+/// Turns an error of gated-delta into one of candle.
 pub fn wrap(error: gated_delta::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }
 
-/// An error by its text.
+/// Returns an error with this text.
 macro_rules! bail {
     ($($text:tt)*) => {
         Err(candle_core::Error::msg(format!($($text)*)))

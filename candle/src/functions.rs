@@ -1,4 +1,4 @@
-//! Functions on tensors, as candle's other crates of kernels have them.
+//! Functions on tensors, in the style of candle's other kernel crates.
 
 use candle_core::{Result, Tensor};
 use gated_delta::Options;
@@ -8,10 +8,10 @@ use crate::step::{
     Stored,
 };
 
-/// Gated DeltaNet of dense rows: q and k `[B, T, H, K]`, v `[B, T, HV, V]`, each bf16, f16 or f32, any strides but a contiguous last
-/// dim; the output `[B, T, HV, V]` has v's dtype. States are updated in place.
+/// Gated DeltaNet with dense rows: q and k `[B, T, H, K]`, v `[B, T, HV, V]`, each bf16, f16 or f32, with any strides but a contiguous
+/// last dim. The output `[B, T, HV, V]` has v's dtype. States are updated in place.
 ///
-/// T = 1 decodes, up to 16 tokens are taken one by one or at once, more are a prefill.
+/// T = 1 is a decode. Up to 16 tokens are computed one by one or together; more are a prefill.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -31,7 +31,7 @@ use crate::step::{
 /// ```
 ///
 /// # Errors
-/// Whatever the arguments break of their rules, by name.
+/// Any rule that the arguments break, with the argument's name.
 pub fn gdn(
     q: &Tensor,
     k: &Tensor,
@@ -43,10 +43,10 @@ pub fn gdn(
     dense([q, k, v], gates.clone().into(), states, options)
 }
 
-/// Kimi Delta Attention of dense rows: as [`gdn`], with a decay for each key channel.
+/// Kimi Delta Attention with dense rows: as [`gdn`], with a decay for each key channel.
 ///
 /// # Errors
-/// As [`gdn`]'s.
+/// The errors of [`gdn`].
 pub fn kda(
     q: &Tensor,
     k: &Tensor,
@@ -58,12 +58,12 @@ pub fn kda(
     dense([q, k, v], gates.clone().into(), states, options)
 }
 
-/// Gated DeltaNet of rows of different lengths, one behind the other: q and k `[total, H, K]`, v `[total, HV, V]`, gates
-/// `[total, HV]`; the output `[total, HV, V]`. Row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]` (u32, i32 or i64, `[B + 1]`), at
-/// most `max_seqlen`; above 16 that makes a prefill.
+/// Gated DeltaNet with packed rows of different lengths: q and k `[total, H, K]`, v `[total, HV, V]`, gates `[total, HV]`. The output is
+/// `[total, HV, V]`. Row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]` (u32, i32 or i64, `[B + 1]`), at most `max_seqlen`. A
+/// `max_seqlen` above 16 makes the launch a prefill.
 ///
 /// # Errors
-/// As [`gdn`]'s.
+/// The errors of [`gdn`].
 #[expect(clippy::too_many_arguments, reason = "as candle-flash-attn's")]
 pub fn gdn_varlen(
     q: &Tensor,
@@ -100,10 +100,10 @@ pub fn gdn_varlen(
     )
 }
 
-/// Kimi Delta Attention of rows of different lengths: as [`gdn_varlen`], with g `[total, HV, K]` and β `[total, HV]`.
+/// Kimi Delta Attention with packed rows of different lengths: as [`gdn_varlen`], with g `[total, HV, K]` and β `[total, HV]`.
 ///
 /// # Errors
-/// As [`gdn`]'s.
+/// The errors of [`gdn`].
 #[expect(clippy::too_many_arguments, reason = "as candle-flash-attn's")]
 pub fn kda_varlen(
     q: &Tensor,
@@ -129,13 +129,13 @@ pub fn kda_varlen(
     )
 }
 
-/// The whole layer between its projections, in one launch: the short convolution of `conv.x` `[B, T, D]`, the recurrence, the gated
-/// norm. GDN's or KDA's as `gates` are. The output `[B, T, HV, V]` has x's dtype.
+/// The whole layer between its projections, in one launch: the short convolution of `conv.x` `[B, T, D]`, the recurrence, and the gated
+/// norm. The type of `gates` chooses GDN or KDA. The output `[B, T, HV, V]` has x's dtype.
 ///
-/// Ragged rows, fresh ones, drafts and checkpoints are methods of [`Step`].
+/// Ragged rows, fresh rows, drafts and checkpoints are methods of [`Step`].
 ///
 /// # Errors
-/// As [`gdn`]'s.
+/// The errors of [`gdn`].
 pub fn layer(
     conv: Convolution,
     gates: impl Into<Gates>,
@@ -149,11 +149,11 @@ pub fn layer(
         .run()
 }
 
-/// Advances states by the first `keep` `[B]` of T' tokens, after a verify that wrote none; `keep` = 0 copies a state from its slot to
-/// its [write slot](States::write_slots). GDN's or KDA's as `gates` are.
+/// Advances states by the first `keep` `[B]` of T' tokens, after a verify that wrote no states. `keep` = 0 copies a state from its slot to
+/// its [write slot](States::write_slots). The type of `gates` chooses GDN or KDA.
 ///
 /// # Errors
-/// As [`gdn`]'s.
+/// The errors of [`gdn`].
 pub fn commit(
     stored: Stored,
     gates: impl Into<Gates>,
@@ -166,10 +166,10 @@ pub fn commit(
     commit.run()
 }
 
-/// Folds the pending tokens of every row into its state, before that is copied or goes to another operator.
+/// Flushes the pending tokens of every row to its state, before the state is copied or goes to another operator.
 ///
 /// # Errors
-/// As [`gdn`]'s.
+/// The errors of [`gdn`].
 pub fn flush(states: &States, pending: Pending, options: Options) -> Result<()> {
     let mut flush = Flush::new(states.clone(), pending);
     flush.options = options;

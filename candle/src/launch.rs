@@ -1,4 +1,4 @@
-//! Launches: on a GPU, on the CPU, in the simulator.
+//! Launches on a GPU, on the CPU, and in the simulator.
 
 #[cfg(any(feature = "cuda", feature = "simulator"))]
 use candle_core::Device;
@@ -12,29 +12,29 @@ use crate::cpu::Work;
 use crate::error::wrap;
 use crate::step::{Commit, Flush, Gates, Step, check};
 
-/// What is launched.
+/// A launch and its arguments.
 pub enum Launch<'l> {
-    /// A step, and its output.
+    /// A step and its output tensor.
     Step(&'l Step, &'l Tensor),
     Commit(&'l Commit),
     Flush(&'l Flush),
 }
 
-/// What runs a launch.
+/// Target that runs a launch.
 enum Target {
     Cpu,
-    /// Nobody: arguments are checked.
+    /// No run: only the arguments are checked.
     Check,
     #[cfg(feature = "simulator")]
     Simulator(&'static Library),
     #[cfg(feature = "cuda")]
     Cuda(Library, candle_core::CudaDevice),
-    /// Nobody: the GPU's kernels are compiled.
+    /// No run: only the GPU's kernels are compiled.
     #[cfg(feature = "cuda")]
     Compile(Library),
 }
 
-/// Compiles what a launch on the device of `pool` takes.
+/// Compiles the kernels that a launch on the device of `pool` needs.
 pub fn prewarm(launch: &Launch<'_>, pool: &Tensor) -> Result<()> {
     match pool.device() {
         #[cfg(feature = "cuda")]
@@ -63,9 +63,9 @@ pub fn launch(launch: &Launch<'_>, pool: &Tensor, workspace: Option<&Tensor>) ->
     }
 }
 
-/// Whether rows of more than 16 tokens are one launch for layers with these gates, and states in `pool`.
+/// Whether a layer with these gates, and states in `pool`, has a prefill: one launch for rows of more than 16 tokens.
 pub fn has_prefill(gates: &Gates, pool: &Tensor) -> Result<bool> {
-    // K-last, as pools of this crate are.
+    // Pools of this crate are K-last.
     let (_, _, _, key_dim) = pool.dims4()?;
     Ok(matches!(gates, Gates::Gdn(_)) || key_dim == 128)
 }
@@ -91,7 +91,7 @@ impl<'l> Launch<'l> {
             Some(workspace) => Some(workspace),
             None => {
                 let device = pool.device();
-                // SAFETY: its contents mean nothing before a launch.
+                // SAFETY: a launch reads nothing from a workspace that it has not written.
                 made = unsafe { Tensor::empty(elements, candle_core::DType::F32, device) }?;
                 Some(&made)
             }
@@ -104,7 +104,7 @@ impl<'l> Launch<'l> {
         })
     }
 
-    /// Whether it may be a prefill.
+    /// Whether the launch may be a prefill.
     fn is_prefill(&self) -> bool {
         let Self::Step(step, o) = self else {
             return false;
@@ -160,7 +160,7 @@ impl<'l> Launch<'l> {
 }
 
 impl Target {
-    /// Whether a prefill takes memory to work in.
+    /// Whether a prefill needs a workspace.
     fn takes_workspace(&self) -> bool {
         match self {
             Self::Cpu | Self::Check => false,
@@ -186,13 +186,13 @@ impl Target {
             #[cfg(feature = "simulator")]
             Self::Simulator(library) => {
                 let stream = gated_delta::StreamRef::default_stream();
-                // SAFETY: a simulated launch is done when it returns; the memory is held.
+                // SAFETY: a simulated launch is done when it returns, and the memory is locked.
                 unsafe { library.launch(stream, work) }.map_err(wrap)
             }
             #[cfg(feature = "cuda")]
             Self::Cuda(library, device) => {
-                // SAFETY: the memory is held until this returns. That rows write nothing that another launch, or row, uses
-                // meanwhile is the documented promise of who calls this crate on a GPU.
+                // SAFETY: the memory is held until this returns. The callers of this crate on a GPU promise, as documented, that rows write
+                // nothing that another launch or row uses in the meantime.
                 unsafe { crate::cuda::launch(library, device, work) }
             }
             Self::Check => check(work),

@@ -1,4 +1,4 @@
-//! What an engine keeps of its sequences: states and windows in slots, and what a batch says of its rows.
+//! The states of an engine's sequences: pools of slots for states and windows, and the rows of a batch.
 
 use std::sync::OnceLock;
 
@@ -6,12 +6,12 @@ use candle_core::{DType, Device, Result, Tensor};
 use gated_delta::{MAX_TOKENS, Options};
 
 use crate::error::bail;
-use crate::step::{Commit, Convolution, Gates, GdnGates, KdaGate, KdaGates, States, Stored};
+use crate::step::{Commit, Convolution, Gates, GdnGates, KdaDecay, KdaGates, States, Stored};
 
-/// A slot that is none: its row is inactive, its checkpoint is not kept.
+/// A slot number for no slot: a row with it is inactive, and a checkpoint with it is not kept.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Which operator a layer is.
+/// Operator of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operator {
     /// Gated DeltaNet.
@@ -23,22 +23,22 @@ pub enum Operator {
 /// Heads and dims of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {
-    /// Which operator it is.
+    /// Operator of the layer.
     pub operator: Operator,
-    /// H
+    /// Query/key heads, H
     pub heads: usize,
-    /// HV
+    /// Value heads, HV
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V
     pub value_dim: usize,
-    /// W
+    /// Taps of the convolution, W
     pub taps: usize,
 }
 
 impl LayerShape {
-    /// D, the channels of the convolution.
+    /// Channels of the convolution, D.
     #[must_use]
     pub fn channels(&self) -> usize {
         2 * self.heads * self.key_dim + self.value_heads * self.value_dim
@@ -48,27 +48,28 @@ impl LayerShape {
 /// States and windows of one layer.
 #[derive(Clone, Debug)]
 pub struct LayerStates {
-    /// `[P, HV, V, K]`
+    /// States, `[P, HV, V, K]`
     pub states: Tensor,
-    /// `[P, D, W − 1]`, a view of `[P, W − 1, D]`.
+    /// Windows, `[P, D, W − 1]`, a view of `[P, W − 1, D]`.
     pub windows: Tensor,
 }
 
-/// States and windows of all layers of a model, and which slots of them are free.
+/// States and windows of all layers of a model, and the list of free slots.
 ///
-/// A slot is the same number in all layers. It is handed out as it is: a row at position 0 starts from zeros whatever its slot holds.
+/// A slot has the same number in all layers. It is handed out without being cleared: a row at position 0 starts from zeros whatever its
+/// slot holds.
 #[derive(Debug)]
 pub struct StatePool {
     shape: LayerShape,
     layers: Vec<LayerStates>,
-    /// Free slots, the next one last.
+    /// Free slots; the next to be handed out is the last.
     free: Vec<u32>,
     slots: usize,
-    /// One token of zeros, which copies name and do not read.
+    /// Tokens of zeros that copies pass, and that are never read.
     unread: Unread,
 }
 
-/// What a copy has to name: it commits none of one token.
+/// Arguments of the commit that makes a copy: one token, of which none is kept.
 #[derive(Debug)]
 struct Unread {
     x: Tensor,
@@ -77,10 +78,11 @@ struct Unread {
 }
 
 impl StatePool {
-    /// `slots` slots for `layers` layers of one shape, with windows of `dtype`, that of activations, and states of `state_dtype`.
+    /// A pool of `slots` slots for `layers` layers of one shape, with windows of `dtype`, the activations' dtype, and states of
+    /// `state_dtype`.
     ///
     /// # Errors
-    /// candle's, where memory does not suffice.
+    /// The errors of candle, one of them for too little memory.
     pub fn new(
         shape: LayerShape,
         layers: usize,
@@ -118,7 +120,7 @@ impl StatePool {
             Operator::Gdn => GdnGates::raw(&gate, &gate, &rate, &rate).into(),
             Operator::Kda => {
                 let g = zeros(&[1, 1, value_heads, key_dim], dtype)?;
-                KdaGates::new(&g, KdaGate::Log, &gate, gated_delta::KdaBeta::Logit).into()
+                KdaGates::new(&g, KdaDecay::Log, &gate, gated_delta::KdaBeta::Logit).into()
             }
         };
         Ok(Self {
@@ -134,10 +136,10 @@ impl StatePool {
         })
     }
 
-    /// States and windows of a layer.
+    /// States and windows of layer `index`.
     ///
     /// # Errors
-    /// Where there is no such layer.
+    /// There is no such layer.
     pub fn layer(&self, index: usize) -> Result<&LayerStates> {
         match self.layers.get(index) {
             Some(layer) => Ok(layer),
@@ -145,27 +147,27 @@ impl StatePool {
         }
     }
 
-    /// P
+    /// Number of slots, P.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// How many slots are free.
+    /// Number of free slots.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.free.len()
     }
 
-    /// Hands out a slot. Nothing is cleared.
+    /// Hands out a slot, without clearing it.
     pub fn take(&mut self) -> Option<u32> {
         self.free.pop()
     }
 
-    /// Takes a slot back; it may be handed out at once, to launches that are made later.
+    /// Takes a slot back. It may be handed out at once, to launches that come later.
     ///
     /// # Errors
-    /// Where the slot is free, or none of the pool.
+    /// The slot is free already, or is not in the pool.
     pub fn give_back(&mut self, slot: u32) -> Result<()> {
         if slot as usize >= self.slots || self.free.contains(&slot) {
             return bail!(
@@ -177,11 +179,11 @@ impl StatePool {
         Ok(())
     }
 
-    /// Copies states and windows of all layers from `from[i]` to `to[i]`, bit for bit, one launch for each layer. Slots of `to` are
-    /// distinct, and none of them is in `from`.
+    /// Copies states and windows of all layers from `from[i]` to `to[i]`, bit for bit, with one launch for each layer. Slots of `to` have
+    /// to be distinct, and none of them may be in `from`.
     ///
     /// # Errors
-    /// Where the lists are not so; what a launch says.
+    /// The lists break these rules; the errors of a launch.
     pub fn copy(&self, from: &[u32], to: &[u32]) -> Result<()> {
         let distinct = |i: usize| !to[..i].contains(&to[i]) && !from.contains(&to[i]);
         if from.len() != to.len() || !(0..to.len()).all(distinct) {
@@ -226,29 +228,29 @@ impl StatePool {
     }
 }
 
-/// How often each dim is repeated for `batch` rows of one.
+/// Repetitions of each dim of a tensor that make `batch` rows of one.
 fn batch_first(tensor: &Tensor, batch: usize) -> Vec<usize> {
     let mut times = vec![1; tensor.rank()];
     times[0] = batch;
     times
 }
 
-/// What an engine says of a row.
+/// A row of a batch.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Its slot.
+    /// Slot of the row.
     pub slot: u32,
-    /// Slot that it starts from, if not its own: it forks from a prefix that was kept.
+    /// Slot to start from, if it is not the row's own: the row forks from a kept prefix.
     pub from: Option<u32>,
-    /// Its tokens in this launch.
+    /// Number of its tokens in this launch.
     pub tokens: usize,
-    /// Tokens of its sequence before these. At 0 it starts from zeros.
+    /// Tokens of its sequence before these. At 0 the row starts from zeros.
     pub position: usize,
     /// Slots for the states at the multiples of `every` ([`Rows::new`]) that this launch reaches, in order; [`NO_SLOT`] keeps nothing.
     pub checkpoints: Vec<u32>,
 }
 
-/// A batch of rows of different lengths, as the launches of all layers take it: made once for each step of an engine.
+/// A batch of rows of different lengths, in the form of the launches of all layers. Made once for each step of an engine.
 #[derive(Clone, Debug)]
 pub struct Rows {
     pub(crate) slots: Tensor,
@@ -264,10 +266,10 @@ pub struct Rows {
     is_cut: bool,
 }
 
-/// Tokens of a batch that a launch takes where there is no prefill: at most 16 of each row.
+/// A sub-batch: the tokens of one launch where there is no prefill, at most 16 of each row.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
-    /// Index of the first among those of the batch.
+    /// Index in the batch of its first token.
     pub first: usize,
     pub tokens: usize,
     pub slots: Tensor,
@@ -278,14 +280,14 @@ pub(crate) struct Piece {
 }
 
 impl Rows {
-    /// Of these rows, one behind the other, with checkpoints after every `every` tokens of a sequence, a multiple of 64.
+    /// A batch of these rows, concatenated, with checkpoints after every `every` tokens of a sequence, a multiple of 64.
     ///
-    /// A batch of which no row has more than 16 tokens, and none a checkpoint, is one launch of a layer, as decodes are; any other is a
-    /// prefill. Where there is none for the layer (KDA with K = 64), the modules cut it into launches of up to
-    /// 16 tokens: of a long row one after the other, of shorter ones that are neighbours side by side.
+    /// A batch is one launch of a layer, as a decode is, if no row has more than 16 tokens and none has a checkpoint. Any other batch is a
+    /// prefill. Where a layer has no prefill (KDA with K = 64), the modules cut the batch into launches of up to 16 tokens of a row: those
+    /// of a long row run one after the other, and neighbouring shorter rows share a launch.
     ///
     /// # Errors
-    /// candle's, and where there are checkpoints every other number of tokens.
+    /// The errors of candle; with checkpoints, an `every` that is not a multiple of 64.
     pub fn new(rows: &[Row], every: usize, device: &Device) -> Result<Self> {
         let mut bounds = vec![0u32];
         let mut total = 0;
@@ -328,7 +330,7 @@ impl Rows {
             cu_seqlens: tensor(bounds)?,
             positions: is_prefill.then(|| tensor(positions)).transpose()?,
             checkpoints,
-            // Rows of a batch have the bits of its bound: of one token, or of any.
+            // The bits of a row depend on this bound, so it is one of few: 1, or the most that a launch takes.
             max_tokens: match longest {
                 0..=1 => 1,
                 _ if is_prefill => longest,
@@ -341,25 +343,25 @@ impl Rows {
         })
     }
 
-    /// The same with prompts token by token in f32, in launches of up to 16 tokens, where a prefill's products are of f16: slower, for
-    /// comparing an engine's tokens with another's.
+    /// The batch with prompts computed token by token in f32, in launches of up to 16 tokens, where a prefill has products of f16. Slower;
+    /// for comparing an engine's tokens with another's.
     #[must_use]
     pub fn token_by_token(mut self) -> Self {
         self.is_cut = true;
         self
     }
 
-    /// Whether a prefill is to be cut, though there is one.
+    /// Whether a prefill is cut into sub-batches although the layer has a prefill.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// Whether it is a prefill: a row has more than 16 tokens, or a checkpoint.
+    /// Whether the batch is a prefill: a row has more than 16 tokens, or a checkpoint.
     pub(crate) fn is_prefill(&self) -> bool {
         self.positions.is_some()
     }
 
-    /// The batch in launches of at most 16 tokens of a row, in order.
+    /// The sub-batches in order, with at most 16 tokens of a row each.
     pub(crate) fn pieces(&self) -> Result<&[Piece]> {
         if let Some(pieces) = self.pieces.get() {
             return Ok(pieces);
@@ -368,8 +370,8 @@ impl Rows {
         Ok(self.pieces.get_or_init(|| pieces))
     }
 
-    /// Neighbours of up to 16 tokens side by side, longer rows by themselves, cut at multiples of 16 of their sequences. A piece
-    /// that ends at a checkpoint writes there, and the next one starts from there.
+    /// Cuts the batch. Neighbouring rows of up to 16 tokens share a sub-batch. Longer rows have sub-batches of their own, cut at multiples
+    /// of 16 of their sequences. A sub-batch that ends at a checkpoint writes its slot, and the next one starts from that slot.
     fn cut(&self) -> Result<Vec<Piece>> {
         let every = self
             .checkpoints
@@ -401,7 +403,7 @@ impl Rows {
                 };
                 let next = push(&mut pieces, first, &mut vec![part.clone()], device)?;
                 if checkpoint.is_some() && stop == end {
-                    // Once more, for the row's own slot.
+                    // The same tokens again, to write the row's own slot.
                     let again = Part {
                         to: row.slot,
                         ..part
@@ -422,7 +424,7 @@ impl Rows {
     }
 }
 
-/// A row of a piece.
+/// A row of a sub-batch.
 #[derive(Clone)]
 struct Part {
     slot: u32,
@@ -433,7 +435,7 @@ struct Part {
 }
 
 impl Part {
-    /// All of a row.
+    /// All tokens of a row.
     fn of(row: &Row) -> Self {
         Self {
             slot: row.slot,
@@ -445,7 +447,7 @@ impl Part {
     }
 }
 
-/// Makes a piece of `parts`, if there are any; the index behind its tokens.
+/// Makes a sub-batch of `parts`, if there are any. Returns the index after its tokens.
 fn push(
     pieces: &mut Vec<Piece>,
     first: usize,
@@ -479,7 +481,7 @@ fn push(
     Ok(first + tokens)
 }
 
-/// A batch of rows that are verified: as many tokens of each, the last certain one and drafts, of sequences that have begun.
+/// A batch of rows to verify. All have the same number of tokens: the last certain one, then drafts. Their sequences have begun before.
 #[derive(Clone, Debug)]
 pub struct DraftRows {
     pub(crate) slots: Tensor,
@@ -487,10 +489,10 @@ pub struct DraftRows {
 }
 
 impl DraftRows {
-    /// Rows in `slots`, of whose last verified tokens `keep` hold: 0 of a row that has none.
+    /// Rows in `slots`. `keep` is the number of each row's last verified tokens that are accepted, 0 for a row without any.
     ///
     /// # Errors
-    /// candle's, and where there are not as many of both.
+    /// The errors of candle; lists of different lengths.
     pub fn new(slots: &[u32], keep: &[u32], device: &Device) -> Result<Self> {
         if slots.len() != keep.len() {
             return bail!(

@@ -1,4 +1,4 @@
-//! The kernels' own source on the CPU, for who asks.
+//! Runs the kernels' own source on the CPU, on request.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -9,8 +9,8 @@ thread_local! {
     static IS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work` with this thread's launches on CPU tensors in the simulator: the kernels' own source, one fiber for each thread of
-/// a GPU, which stops at the first bad access or race. Slow: for tests of small shapes.
+/// Runs `work`; this thread's launches on CPU tensors in it go to the simulator. The simulator runs the kernels' own source, one fiber for
+/// each GPU thread, and stops at the first bad access or race. It is slow: for tests of small shapes.
 ///
 /// ```no_run
 /// # fn decode() -> candle_core::Result<()> { Ok(()) }

@@ -1,8 +1,8 @@
-//! Launches of candle's tensors: what [`gated_delta::step`] says, with [`Tensor`]s of candle.
+//! Launches with tensors of candle. They have the same parts as those of [`gated_delta::step`].
 //!
-//! A [`Step`] or a [`Commit`] holds its tensors (candle's are reference counted), so that it has no lifetime; building it
-//! computes nothing. [`Step::run`] checks it, makes its output and launches: on candle's CUDA device on the device's stream,
-//! on the CPU at once.
+//! A [`Step`] or a [`Commit`] holds its tensors (candle's are reference counted), so that it has no lifetime; building it computes
+//! nothing. [`Step::run`] checks the step, makes its output and launches: on a CUDA device on the device's stream, on the CPU at
+//! once.
 
 use candle_core::{DType, Result, Tensor};
 use gated_delta::{Activation, BetaScale, KdaBeta, Options, StateLayout};
@@ -11,10 +11,10 @@ use crate::bind::{At, Named, named};
 use crate::error::{bail, wrap};
 use crate::launch::{self, Launch};
 
-/// What the tokens of a step bring.
+/// Inputs of a step's tokens.
 #[derive(Clone, Debug)]
 pub enum Inputs {
-    /// Query, key and value: views of one row are taken as they are, of rank 3 too, where heads lie side by side.
+    /// Query, key and value. Views of one row are used as they are, also with rank 3, where heads are side by side.
     Qkv {
         /// `[B, T, H, K]` or `[B, T, H·K]`
         q: Tensor,
@@ -23,35 +23,35 @@ pub enum Inputs {
         /// `[B, T, HV, V]` or `[B, T, HV·V]`
         v: Tensor,
     },
-    /// The layer's projection, of which a short convolution makes them.
+    /// The layer's projection; a short convolution makes q, k and v from it.
     Conv(Convolution),
 }
 
 /// A short causal convolution of a layer's projection, and the windows of its slots: [`gated_delta::Convolution`].
 #[derive(Clone, Debug)]
 pub struct Convolution {
-    /// `[B, T, D]`, bf16, f16 or f32, D = 2·H·K + HV·V: q, k and v side by side, before the convolution. A view is taken as it
+    /// Input `[B, T, D]`, bf16, f16 or f32, with D = 2·H·K + HV·V: q, k and v side by side, before the convolution. A view is used as it
     /// is.
     pub x: Tensor,
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// `[D, W]`, the oldest token's tap first; W in 2..=4.
+    /// Taps `[D, W]`, the oldest token's first; W in 2..=4.
     pub weight: Tensor,
-    /// `[D]`
+    /// Bias `[D]`; 0 by default.
     pub bias: Option<Tensor>,
-    /// [`Activation::Silu`] or [`Activation::None`].
+    /// Activation of the sums, [`Activation::Silu`] or [`Activation::None`].
     pub activation: Activation,
-    /// `[P, D, W − 1]`, the oldest input first, with token slots `[P, D, W − 2 + T]`; of the dtype of `x`, any strides. Written
-    /// where states are.
+    /// Windows `[P, D, W − 1]`, the oldest input first, with token slots `[P, D, W − 2 + T]`; of the dtype of `x`, any strides. A window is
+    /// written if the state of its row is.
     pub windows: Tensor,
-    /// Where windows are written instead.
+    /// Windows to write, by default `windows`.
     pub write_windows: Option<Tensor>,
-    /// `[B, steps, D, W − 1]`: the window after every token, beside [`Step::snapshots`].
+    /// Window after every token, `[B, steps, D, W − 1]`; goes with [`Step::snapshots`].
     pub window_snapshots: Option<Tensor>,
 }
 
 impl Convolution {
-    /// Without a bias, with SiLU, windows updated in place.
+    /// A convolution without a bias, with SiLU, and windows that are updated in place.
     #[must_use]
     pub fn new(x: &Tensor, heads: usize, weight: &Tensor, windows: &Tensor) -> Self {
         Self {
@@ -67,21 +67,21 @@ impl Convolution {
     }
 }
 
-/// A norm of the outputs, gated by z: [`gated_delta::Norm`].
+/// RMS norm of the outputs, gated by z: [`gated_delta::Norm`].
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// `[B, T, HV, V]` or `[B, T, HV·V]`
+    /// Gate, `[B, T, HV, V]` or `[B, T, HV·V]`
     pub z: Tensor,
-    /// `[V]`
+    /// Weight, `[V]`
     pub weight: Tensor,
-    /// Added to the mean square.
+    /// Epsilon that is added to the mean square.
     pub eps: f32,
-    /// [`Activation::Silu`] or [`Activation::Sigmoid`].
+    /// Activation of z, [`Activation::Silu`] or [`Activation::Sigmoid`].
     pub activation: Activation,
 }
 
 impl Norm {
-    /// By `weight` `[V]`, gated by z `[B, T, HV, V]` with SiLU.
+    /// A norm with `weight` `[V]`, gated by z `[B, T, HV, V]` with SiLU.
     #[must_use]
     pub fn new(z: &Tensor, weight: &Tensor, eps: f32) -> Self {
         Self {
@@ -92,7 +92,7 @@ impl Norm {
         }
     }
 
-    /// With another activation of z.
+    /// Sets the activation of z.
     #[must_use]
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
@@ -100,16 +100,16 @@ impl Norm {
     }
 }
 
-/// Gates: which operator it is.
+/// Gates of a layer, which also choose its operator.
 #[derive(Clone, Debug)]
 pub enum Gates {
-    /// Of Gated DeltaNet.
+    /// Gates of Gated DeltaNet.
     Gdn(GdnGates),
-    /// Of Kimi Delta Attention.
+    /// Gates of Kimi Delta Attention.
     Kda(KdaGates),
 }
 
-/// One decay for a value head.
+/// Gates with one decay for a value head.
 #[derive(Clone, Debug)]
 pub enum GdnGates {
     /// Log decay −exp(A_log) · softplus(a + dt_bias), β = sigmoid(b) · beta_scale.
@@ -129,13 +129,13 @@ pub enum GdnGates {
     Given {
         /// Log decay.
         g: Tensor,
-        /// β
+        /// β, how much of the prediction error is written.
         beta: Tensor,
     },
 }
 
 impl GdnGates {
-    /// Computed of `a` and `b` `[B, T, HV]`, `a_log` and `dt_bias` `[HV]` (f32); β in (0, 1).
+    /// Gates that are computed from `a` and `b` `[B, T, HV]`, `a_log` and `dt_bias` `[HV]` (f32), with β in (0, 1).
     #[must_use]
     pub fn raw(a: &Tensor, b: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Self {
         Self::Raw {
@@ -147,7 +147,7 @@ impl GdnGates {
         }
     }
 
-    /// Log decay and β, each `[B, T, HV]`.
+    /// Gates that are given: log decay and β, each `[B, T, HV]`.
     #[must_use]
     pub fn given(g: &Tensor, beta: &Tensor) -> Self {
         Self::Given {
@@ -156,7 +156,7 @@ impl GdnGates {
         }
     }
 
-    /// With another factor of sigmoid(b) than one; given gates have none.
+    /// Sets the factor of sigmoid(b), 1 by default. No effect on given gates.
     #[must_use]
     pub fn beta_scale(mut self, scale: BetaScale) -> Self {
         if let Self::Raw { beta_scale, .. } = &mut self {
@@ -172,46 +172,46 @@ impl From<GdnGates> for Gates {
     }
 }
 
-/// A decay for each key channel.
+/// Gates with one decay for each key channel.
 #[derive(Clone, Debug)]
 pub struct KdaGates {
-    /// `[B, T, HV, K]`: the log decay, or what it is computed from.
+    /// `[B, T, HV, K]`: the log decay, or the value that it is computed from.
     pub g: Tensor,
-    /// What `g` is.
-    pub kind: KdaGate,
+    /// Meaning of `g`.
+    pub kind: KdaDecay,
     /// `[B, T, HV]`
     pub beta: Tensor,
-    /// What `beta` is.
+    /// Meaning of `beta`.
     pub beta_kind: KdaBeta,
 }
 
-/// What the `g` of [`KdaGates`] is. `a_log` is f32, `[H]` or `[HV]`, `dt_bias` f32, `[H, K]` or `[HV, K]`.
+/// Meaning of the `g` of [`KdaGates`]. `a_log` is f32, `[H]` or `[HV]`; `dt_bias` is f32, `[H, K]` or `[HV, K]`.
 #[derive(Clone, Debug)]
-pub enum KdaGate {
-    /// The log decay.
+pub enum KdaDecay {
+    /// `g` is the log decay.
     Log,
-    /// Log decay −exp(A_log) · softplus(g + dt_bias).
+    /// The log decay is −exp(A_log) · softplus(g + dt_bias).
     Softplus {
         /// A_log
         a_log: Tensor,
-        /// Without it, 0.
+        /// 0 by default.
         dt_bias: Option<Tensor>,
     },
-    /// Log decay lower_bound · sigmoid(exp(A_log) · (g + dt_bias)).
+    /// The log decay is lower_bound · sigmoid(exp(A_log) · (g + dt_bias)).
     LowerBound {
-        /// Finite, below 0.
+        /// Lower bound, finite and below 0.
         lower_bound: f32,
-        /// Without it, exp(A_log) = 1.
+        /// Without it, exp(A_log) is 1.
         a_log: Option<Tensor>,
-        /// Without it, 0.
+        /// 0 by default.
         dt_bias: Option<Tensor>,
     },
 }
 
 impl KdaGates {
-    /// `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, and what they are.
+    /// Gates `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, with their meanings.
     #[must_use]
-    pub fn new(g: &Tensor, kind: KdaGate, beta: &Tensor, beta_kind: KdaBeta) -> Self {
+    pub fn new(g: &Tensor, kind: KdaDecay, beta: &Tensor, beta_kind: KdaBeta) -> Self {
         Self {
             g: g.clone(),
             kind,
@@ -227,43 +227,43 @@ impl From<KdaGates> for Gates {
     }
 }
 
-/// Where states start and go: [`gated_delta::States`].
+/// States that a launch starts from and writes: [`gated_delta::States`].
 #[derive(Clone, Debug)]
 pub struct States {
-    /// `[P, HV, V, K]`, with [`StateLayout::VLast`] `[P, HV, K, V]`: f32, bf16 or f16.
+    /// Pool `[P, HV, V, K]`, with [`StateLayout::VLast`] `[P, HV, K, V]`: f32, bf16 or f16.
     pub pool: Tensor,
-    /// Where states are written instead.
+    /// Pool to write states to, by default `pool`.
     pub write_pool: Option<Tensor>,
-    /// What is written.
+    /// States to write.
     pub keep: Keep,
 }
 
-/// What a step writes of its states. Index tensors are i32, i64 or u32.
+/// States that a step writes. Index tensors are i32, i64 or u32.
 #[derive(Clone, Debug)]
 pub enum Keep {
-    /// The state after a row's last token.
+    /// Writes the state after a row's last token.
     Last {
-        /// `[B]`: slot that row b starts from; without it, slot b.
+        /// `[B]`: slot that each row starts from; by default row b starts from slot b.
         slots: Option<Tensor>,
-        /// `[B]`: slot that it goes to; without it, the same.
+        /// `[B]`: slot that each row writes; by default the slot that it starts from.
         write_slots: Option<Tensor>,
     },
-    /// Nothing.
+    /// Writes no state.
     None {
-        /// `[B]`: slot that row b starts from; without it, slot b.
+        /// `[B]`: slot that each row starts from; by default row b starts from slot b.
         slots: Option<Tensor>,
     },
-    /// The state after each token, in a slot of its own.
+    /// Writes the state after each token, in a slot of its own.
     Each {
-        /// `[B, T]`
+        /// `[B, T]`: slot for the state after each token.
         token_slots: Tensor,
-        /// `[B]`: tokens of the last step that were accepted; without it, 1.
+        /// `[B]`: number of accepted tokens of the last step; by default 1.
         accepted: Option<Tensor>,
     },
 }
 
 impl States {
-    /// Updated in the slots `[B]` of `pool`.
+    /// States that are updated in the slots `[B]` of `pool`.
     #[must_use]
     pub fn update(pool: &Tensor, slots: &Tensor) -> Self {
         Self::new(
@@ -275,7 +275,7 @@ impl States {
         )
     }
 
-    /// Updated where row b has slot b.
+    /// States that are updated in place, row b in slot b.
     #[must_use]
     pub fn in_order(pool: &Tensor) -> Self {
         Self::new(
@@ -287,7 +287,7 @@ impl States {
         )
     }
 
-    /// Read from the slots `[B]`, and not written.
+    /// States that are read from the slots `[B]` and not written.
     #[must_use]
     pub fn read_only(pool: &Tensor, slots: &Tensor) -> Self {
         Self::new(
@@ -298,7 +298,7 @@ impl States {
         )
     }
 
-    /// A slot for the state after each token, `token_slots` `[B, T]`, after `accepted` `[B]` tokens of the last step.
+    /// States with a slot for the state after each token, `token_slots` `[B, T]`, after `accepted` `[B]` tokens of the last step.
     #[must_use]
     pub fn per_token(pool: &Tensor, token_slots: &Tensor, accepted: Option<&Tensor>) -> Self {
         Self::new(
@@ -310,7 +310,7 @@ impl States {
         )
     }
 
-    /// In `pool`.
+    /// States in `pool`, of which `keep` are written.
     #[must_use]
     pub fn new(pool: &Tensor, keep: Keep) -> Self {
         Self {
@@ -320,7 +320,7 @@ impl States {
         }
     }
 
-    /// Row b's state goes to slot `slots[b]`; of states that are updated alone.
+    /// Sets the slots to write: row b's state goes to slot `slots[b]`. No effect unless the states are updated.
     #[must_use]
     pub fn write_slots(mut self, slots: &Tensor) -> Self {
         if let Keep::Last { write_slots, .. } = &mut self.keep {
@@ -329,7 +329,7 @@ impl States {
         self
     }
 
-    /// States go to another pool.
+    /// Sets another pool to write to.
     #[must_use]
     pub fn write_pool(mut self, pool: &Tensor) -> Self {
         self.write_pool = Some(pool.clone());
@@ -337,119 +337,119 @@ impl States {
     }
 }
 
-/// What tokens bring that are only committed: [`gated_delta::Stored`].
+/// Inputs of tokens that are only committed: [`gated_delta::Stored`].
 #[derive(Clone, Debug)]
 pub enum Stored {
-    /// `[B, T', H, K]` and `[B, T', HV, V]`.
+    /// Keys `[B, T', H, K]` and values `[B, T', HV, V]`.
     Kv {
         /// Key.
         k: Tensor,
         /// Value.
         v: Tensor,
     },
-    /// `[B, T', D]`, of [`Previous`] tokens whose new ones are convolved.
+    /// Inputs of the convolution `[B, T', D]`, for [`Previous`] tokens of a step with a convolution.
     X(Tensor),
-    /// Of a [`Commit`]: the convolution, of the tokens to commit.
+    /// The convolution of the tokens to commit, in a [`Commit`].
     Conv(Convolution),
 }
 
 /// Tokens of the last step, the first `keep` of which are committed before the new ones: [`gated_delta::Previous`].
 #[derive(Clone, Debug)]
 pub struct Previous {
-    /// What they brought.
+    /// Inputs of the tokens.
     pub stored: Stored,
-    /// As the new tokens' a or g.
+    /// Gate a or g, as of the new tokens.
     pub gate: Tensor,
-    /// As the new tokens' b or β.
+    /// Gate b or β, as of the new tokens.
     pub beta: Tensor,
-    /// `[B]`, in 0..=T'.
+    /// `[B]`: number of tokens to commit, in 0..=T'.
     pub keep: Tensor,
 }
 
-/// Tokens that are not in the states yet: [`gated_delta::Pending`].
+/// Ring of pending tokens, which are not in the states yet: [`gated_delta::Pending`].
 #[derive(Clone, Debug)]
 pub struct Pending {
-    /// `[P, H, R, K]`, of the dtype of k, f32 after a convolution; written.
+    /// Keys `[P, H, R, K]`, of the dtype of k, f32 after a convolution; written.
     pub keys: Tensor,
-    /// `[P, HV, R, V]`, f32, of drafts bf16 too; written.
+    /// Updates `[P, HV, R, V]`, f32, for drafts also bf16; written.
     pub updates: Tensor,
-    /// f32, `[P, HV, R]`, with KDA `[P, HV, R, K]`; written.
+    /// Log decays, f32, `[P, HV, R]`, with KDA `[P, HV, R, K]`; written.
     pub decays: Tensor,
-    /// `[B]`: tokens that are pending.
+    /// `[B]`: number of pending tokens.
     pub len: Tensor,
-    /// `[B]`: entry of the first of them.
+    /// `[B]`: entry of the first pending token.
     pub base: Tensor,
-    /// `[P, R, D]`, of drafts with a convolution; written.
+    /// Inputs of the convolution `[P, R, D]`, for drafts with a convolution; written.
     pub inputs: Option<Tensor>,
-    /// N, the most that are pending.
+    /// Most pending tokens of a slot, N.
     pub most: usize,
 }
 
-/// A step of a layer: a decode, a verify, a resume or a prefill. [`gated_delta::Step`] says what the parts are.
+/// A step of a layer: a decode, a verify, a resume or a prefill. [`gated_delta::Step`] describes its parts.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// What the tokens bring.
+    /// Inputs of the tokens.
     pub inputs: Inputs,
-    /// Their gates.
+    /// Gates of the tokens.
     pub gates: Gates,
-    /// Where states start and go.
+    /// States that the step starts from and writes.
     pub states: States,
-    /// `cu_seqlens` `[B + 1]`, and the most tokens of a row: rows of different lengths in tensors `[1, total, …]`.
+    /// Packed rows: `cu_seqlens` `[B + 1]`, and the most tokens of a row. The rows' tokens are concatenated in tensors `[1, total, …]`.
     pub packed: Option<(Tensor, usize)>,
-    /// Tokens that are committed first.
+    /// Tokens of the last step to commit first.
     pub previous: Option<Previous>,
-    /// What becomes of the outputs.
+    /// Norm of the outputs.
     pub norm: Option<Norm>,
-    /// `[B]`: where it is not 0, the row starts from zeros, whatever its slot holds.
+    /// `[B]`: a row with a value other than 0 starts from zeros, whatever its slot holds.
     pub fresh: Option<Tensor>,
-    /// `[B]`: tokens of each sequence before the row's first; makes a prefill of any step.
+    /// `[B]`: number of tokens of each sequence before the row's first. Makes any step a prefill.
     pub positions: Option<Tensor>,
-    /// Every so many tokens of a sequence, a multiple of 64, and slots `[B, C]` for the states there.
+    /// Checkpoints: number of tokens from one to the next, a multiple of 64, and slots `[B, C]` for the states.
     pub checkpoints: Option<(usize, Tensor)>,
-    /// `[B, steps, HV, V, K]`: the state after every token.
+    /// State after every token, `[B, steps, HV, V, K]`.
     pub snapshots: Option<Tensor>,
-    /// States wait, tokens are in a ring.
+    /// Deferred write-back: the ring of pending tokens.
     pub pending: Option<Pending>,
-    /// f32 memory of a prefill on a GPU; without it, it is allocated where one is needed.
+    /// Workspace of a prefill on a GPU, f32; allocated when needed by default.
     pub workspace: Option<Tensor>,
-    /// What is fixed for a layer.
+    /// Options that are fixed for a layer.
     pub options: Options,
-    /// Dtype of the output; that of v or x without it.
+    /// Dtype of the output; by default, the dtype of v or x.
     pub dtype: Option<DType>,
 }
 
-/// The first `keep` of some tokens advance the states: [`gated_delta::Commit`].
+/// A commit: the first `keep` of some tokens advance the states. [`gated_delta::Commit`]
 #[derive(Clone, Debug)]
 pub struct Commit {
-    /// What the tokens brought: [`Stored::Kv`] or [`Stored::Conv`].
+    /// Inputs of the tokens: [`Stored::Kv`] or [`Stored::Conv`].
     pub stored: Stored,
-    /// Their gates.
+    /// Gates of the tokens.
     pub gates: Gates,
-    /// `[B]`, in 0..=T'.
+    /// `[B]`: number of tokens to commit, in 0..=T'.
     pub keep: Tensor,
-    /// Where states start and go: [`Keep::Last`].
+    /// States that the commit starts from and writes: [`Keep::Last`].
     pub states: States,
-    /// `[B]`, as a step's.
+    /// `[B]`: rows that start from zeros, as in a step.
     pub fresh: Option<Tensor>,
-    /// What is fixed for a layer.
+    /// Options that are fixed for a layer.
     pub options: Options,
 }
 
-/// Folds pending tokens into the states: [`gated_delta::Flush`].
+/// A flush: adds pending tokens to the states. [`gated_delta::Flush`]
 #[derive(Clone, Debug)]
 pub struct Flush {
-    /// Where states are: [`Keep::Last`].
+    /// States of the rows: [`Keep::Last`].
     pub states: States,
-    /// What is pending.
+    /// Ring of pending tokens.
     pub pending: Pending,
-    /// `[P, D, W − 1]`, where `pending` has inputs.
+    /// Windows `[P, D, W − 1]`, if `pending` has inputs.
     pub windows: Option<Tensor>,
-    /// What is fixed for a layer.
+    /// Options that are fixed for a layer.
     pub options: Options,
 }
 
 impl Step {
-    /// Of dense rows, with the default options.
+    /// A step of dense rows, with the default options.
     #[must_use]
     pub fn new(inputs: Inputs, gates: impl Into<Gates>, states: States) -> Self {
         Self {
@@ -470,70 +470,71 @@ impl Step {
         }
     }
 
-    /// Of rows of different lengths: `cu_seqlens` `[B + 1]`, and T, which no row is longer than.
+    /// Makes rows packed: bounds `cu_seqlens` `[B + 1]`, and T, the most tokens of a row.
     #[must_use]
     pub fn packed(mut self, cu_seqlens: &Tensor, max_tokens: usize) -> Self {
         self.packed = Some((cu_seqlens.clone(), max_tokens));
         self
     }
 
-    /// After tokens of the last step: a resume.
+    /// Makes the step a resume, which first commits tokens of the last step.
     #[must_use]
     pub fn previous(mut self, previous: Previous) -> Self {
         self.previous = Some(previous);
         self
     }
 
-    /// With a norm of the outputs.
+    /// Adds a norm of the outputs.
     #[must_use]
     pub fn norm(mut self, norm: Norm) -> Self {
         self.norm = Some(norm);
         self
     }
 
-    /// With rows that start from zeros, those where `fresh` `[B]` is not 0.
+    /// Sets the rows that start from zeros: those with a value other than 0 in `fresh` `[B]`.
     #[must_use]
     pub fn fresh(mut self, fresh: &Tensor) -> Self {
         self.fresh = Some(fresh.clone());
         self
     }
 
-    /// With what is fixed for the layer.
+    /// Sets the options of the layer.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// Launches; the output `[B, T, HV, V]`, of packed rows `[1, total, HV, V]`.
+    /// Launches the step and returns the output `[B, T, HV, V]`, for packed rows `[1, total, HV, V]`.
     ///
     /// # Errors
-    /// Whatever the arguments break of their rules, named; what a device says.
+    /// Any rule that the arguments break, with the argument's name; errors of the device.
     pub fn run(&self) -> Result<Tensor> {
         let o = self.output()?;
         self.run_into(&o)?;
         Ok(o)
     }
 
-    /// Launches into `o`, of the dims of [`run`](Self::run)'s: for an engine that allocates nothing, under capture.
+    /// Launches the step with the output `o`, whose dims are those of the result of [`run`](Self::run): for an engine that allocates
+    /// nothing under capture.
     ///
     /// # Errors
-    /// As [`run`](Self::run)'s.
+    /// The errors of [`run`](Self::run).
     pub fn run_into(&self, o: &Tensor) -> Result<()> {
         let launch = Launch::Step(self, o);
         launch::launch(&launch, &self.states.pool, self.workspace.as_ref())
     }
 
-    /// Compiles what [`run`](Self::run) would launch, for any number of rows, and launches nothing: before a capture. On the CPU it checks
-    /// the arguments.
+    /// Compiles the kernels of [`run`](Self::run) for any number of rows, and launches nothing: to be called before a capture. On the CPU
+    /// it only checks the arguments.
     ///
     /// # Errors
-    /// As [`run`](Self::run)'s.
+    /// The errors of [`run`](Self::run).
     pub fn prewarm(&self) -> Result<()> {
         launch::prewarm(&Launch::Step(self, &self.output()?), &self.states.pool)
     }
 
-    /// Memory for the output.
+    /// Allocates the output.
     fn output(&self) -> Result<Tensor> {
         let (tokens, dtype) = match &self.inputs {
             Inputs::Qkv { v, .. } => (v.dims(), v.dtype()),
@@ -549,8 +550,8 @@ impl Step {
         if device.is_cpu() {
             return Tensor::zeros(&dims[..], dtype, device);
         }
-        // SAFETY: memory of a GPU, every element of which is written that belongs to a token or to no row: what is left are rows whose
-        // bounds are out of range.
+        // SAFETY: the launch writes every element of this GPU memory that belongs to a token or to no row. The others belong to rows
+        // with invalid bounds.
         unsafe { Tensor::empty(&dims[..], dtype, device) }
     }
 
@@ -594,7 +595,7 @@ impl Step {
         all
     }
 
-    /// The step of these tensors, with gates of one kind.
+    /// The library's step with these tensors, for gates of one operator.
     pub(crate) fn build<'x, G>(
         &self,
         at: &At<'x>,
@@ -646,7 +647,7 @@ impl Step {
 }
 
 impl Commit {
-    /// With the default options.
+    /// A commit with the default options.
     #[must_use]
     pub fn new(stored: Stored, gates: impl Into<Gates>, keep: &Tensor, states: States) -> Self {
         Self {
@@ -659,18 +660,18 @@ impl Commit {
         }
     }
 
-    /// Launches.
+    /// Launches the commit.
     ///
     /// # Errors
-    /// As [`Step::run`]'s.
+    /// The errors of [`Step::run`].
     pub fn run(&self) -> Result<()> {
         launch::launch(&Launch::Commit(self), &self.states.pool, None)
     }
 
-    /// As [`Step::prewarm`].
+    /// Compiles the commit's kernels, as [`Step::prewarm`] does.
     ///
     /// # Errors
-    /// As [`Step::run`]'s.
+    /// The errors of [`Step::run`].
     pub fn prewarm(&self) -> Result<()> {
         launch::prewarm(&Launch::Commit(self), &self.states.pool)
     }
@@ -699,7 +700,7 @@ impl Commit {
 }
 
 impl Flush {
-    /// Of the rows of `pending`, with the default options.
+    /// A flush of the rows of `pending`, with the default options.
     #[must_use]
     pub fn new(states: States, pending: Pending) -> Self {
         Self {
@@ -710,10 +711,10 @@ impl Flush {
         }
     }
 
-    /// Launches.
+    /// Launches the flush.
     ///
     /// # Errors
-    /// As [`Step::run`]'s.
+    /// The errors of [`Step::run`].
     pub fn run(&self) -> Result<()> {
         launch::launch(&Launch::Flush(self), &self.states.pool, None)
     }
@@ -770,7 +771,7 @@ impl Convolution {
 }
 
 impl States {
-    /// K and V.
+    /// Head dims, K and V.
     fn head_dims(&self, options: &Options) -> Result<[usize; 2]> {
         match (self.pool.dims(), options.state_layout) {
             (&[_, _, v, k], StateLayout::KLast) | (&[_, _, k, v], StateLayout::VLast) => Ok([k, v]),
@@ -881,7 +882,7 @@ impl Pending {
 }
 
 impl Gates {
-    /// Of some of the tokens, along the second dim.
+    /// Gates of a range of tokens along the second dim.
     pub(crate) fn narrow(&self, first: usize, tokens: usize) -> Result<Self> {
         let of = |tensor: &Tensor| tensor.narrow(1, first, tokens);
         let mut gates = self.clone();
@@ -913,9 +914,9 @@ impl Gates {
             Self::Kda(gates) => {
                 let mut all = vec![named(g_name, &gates.g), named(beta_name, &gates.beta)];
                 let (a_log, dt_bias) = match &gates.kind {
-                    KdaGate::Log => (None, None),
-                    KdaGate::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_ref()),
-                    KdaGate::LowerBound { a_log, dt_bias, .. } => {
+                    KdaDecay::Log => (None, None),
+                    KdaDecay::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_ref()),
+                    KdaDecay::LowerBound { a_log, dt_bias, .. } => {
                         (a_log.as_ref(), dt_bias.as_ref())
                     }
                 };
@@ -948,16 +949,16 @@ impl GdnGates {
 impl KdaGates {
     pub(crate) fn build<'x>(&self, at: &At<'x>) -> Result<gated_delta::KdaGates<'x>> {
         let kind = match &self.kind {
-            KdaGate::Log => gated_delta::KdaGate::Log,
-            KdaGate::Softplus { a_log, dt_bias } => gated_delta::KdaGate::Softplus {
+            KdaDecay::Log => gated_delta::KdaDecay::Log,
+            KdaDecay::Softplus { a_log, dt_bias } => gated_delta::KdaDecay::Softplus {
                 a_log: at.get(a_log)?,
                 dt_bias: at.optional(dt_bias)?,
             },
-            KdaGate::LowerBound {
+            KdaDecay::LowerBound {
                 lower_bound,
                 a_log,
                 dt_bias,
-            } => gated_delta::KdaGate::LowerBound {
+            } => gated_delta::KdaDecay::LowerBound {
                 lower_bound: *lower_bound,
                 a_log: at.optional(a_log)?,
                 dt_bias: at.optional(dt_bias)?,
@@ -968,7 +969,7 @@ impl KdaGates {
     }
 }
 
-/// Checks what a step or a commit says, as its launch would.
+/// Checks a step or a commit, as a launch would.
 pub(crate) fn check<W: gated_delta::Work>(work: &W) -> Result<()> {
     work.selected().map(drop).map_err(wrap)
 }

@@ -1,10 +1,10 @@
-//! Launches on the CPU against the reference in f64: every way of keeping states, dtypes, layouts, views.
+//! Compares launches on the CPU with the reference in f64: every way of keeping states, dtypes, layouts, views.
 
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
 use candle_gated_delta::{
     Activation, BetaScale, Commit, Convolution, Flush, Formulation, Gates, GdnGates, HeadMap,
-    Inputs, KdaBeta, KdaGate, KdaGates, Keep, NO_SLOT, Norm, Options, Pending, Previous,
+    Inputs, KdaBeta, KdaDecay, KdaGates, Keep, NO_SLOT, Norm, Options, Pending, Previous,
     StateLayout, States, Step, Stored, gdn as candle_gdn, gdn_varlen, kda as candle_kda,
     kda_varlen,
 };
@@ -19,48 +19,48 @@ use gated_delta_reference::{gdn, kda, recurrence, recurrent};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// K and V.
+/// Head dims, K = V.
 const K: usize = 64;
-/// P
+/// Slots, P.
 const SLOTS: usize = 9;
-/// W
+/// Taps, W.
 const TAPS: usize = 4;
 
-/// Which states a launch writes.
+/// States that a launch writes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
-    /// In place.
+    /// The last state, in place.
     Update,
-    /// To other slots.
+    /// The last state, to another slot.
     Fork,
-    /// None; the state after every token to snapshots.
+    /// No state; the state after every token goes to snapshots.
     Snapshots,
-    /// After every token.
+    /// The state after every token, in a slot of its own.
     PerToken,
-    /// After some of the tokens before; the new ones read it.
+    /// The state after some of the previous tokens, which new tokens start from.
     Resume,
-    /// The same without new ones.
+    /// The state after some of the previous tokens, without new ones.
     Commit,
 }
 
-/// A launch.
+/// A launch to test.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     is_kda: bool,
     way: Way,
-    /// With the convolution and the norm.
+    /// Whether the launch has the convolution and the norm.
     whole: bool,
-    /// Of activations.
+    /// Dtype of activations.
     dtype: DType,
     state: DType,
-    /// Of index tensors.
+    /// Dtype of index tensors.
     index: DType,
-    /// H, HV
+    /// Heads, H and HV.
     heads: [usize; 2],
     tokens: usize,
-    /// Rows of other lengths; T is the longest.
+    /// Lengths of packed rows. T is the longest.
     packed: Option<[usize; 4]>,
-    /// Every 64 tokens, of rows that go on from some position.
+    /// Whether there are checkpoints every 64 tokens, for rows that continue from some position.
     checkpoints: bool,
     options: Options,
 }
@@ -83,11 +83,11 @@ impl Default for Case {
     }
 }
 
-/// What both sides are given.
+/// Inputs of both the launch and the reference.
 struct Given {
-    /// `[rows, T, width]`, of packed rows `[1, total, width]`: x, z, b, a or g, side by side.
+    /// `[rows, T, width]`, for packed rows `[1, total, width]`: x, z, b, and a or g, side by side.
     row: Tensor,
-    /// The same of the tokens before.
+    /// The same for the previous tokens.
     last: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -95,7 +95,7 @@ struct Given {
     a_log: Tensor,
     dt_bias: Tensor,
     pool: Tensor,
-    /// `[P, D, W − 1]` or with as many columns as token slots take, of memory token by token.
+    /// `[P, D, W − 1]`, or with the columns that token slots need. In memory, D is the contiguous dim.
     windows: Tensor,
     slots: Vec<i64>,
     write_slots: Vec<i64>,
@@ -108,13 +108,13 @@ struct Given {
     checkpoints: Vec<i64>,
 }
 
-/// Rows of every case: one goes on, one has a dead slot, one is fresh, one goes on.
+/// Rows of every case: the second has a dead slot, the third is fresh, the others continue.
 const ROWS: usize = 4;
 
-/// Tokens before.
+/// Number of previous tokens, T'.
 const LAST: usize = 3;
 
-/// Checkpoints of a row.
+/// Number of checkpoints of each row, C.
 const KEPT: usize = 2;
 
 fn doubles(tensor: &Tensor) -> Result<Vec<f64>> {
@@ -129,7 +129,7 @@ fn rounding(dtype: DType) -> compare::DType {
     }
 }
 
-/// Which of a row's parts: its first channel, and how many.
+/// Part of [`Given::row`].
 enum Part {
     X,
     Z,
@@ -146,8 +146,8 @@ impl Case {
         2 * self.heads[0] * K + self.value_channels()
     }
 
-    /// What outputs are held to. An element of a 16-bit state that lies between two of them may be stored as either; all of them rounded
-    /// where they should not be are 1.7e-3.
+    /// Tolerance of the outputs. An element of a 16-bit state that is halfway between two numbers may be stored as either; if all elements
+    /// were rounded wrongly, the error would be 1.7e-3.
     fn of_outputs(&self) -> f64 {
         match (self.dtype, self.state) {
             (DType::F32, DType::BF16 | DType::F16) => 5e-4,
@@ -193,7 +193,7 @@ impl Case {
         let [_, hv] = self.heads;
         let d = self.channels();
         let dims = match self.packed {
-            // Two tokens are of no row.
+            // Two tokens belong to no row.
             Some(lengths) => [1, lengths.iter().sum::<usize>() + 2],
             None => [ROWS, self.tokens],
         };
@@ -204,7 +204,7 @@ impl Case {
             _ => TAPS - 1,
         };
         let state_dims = [SLOTS, hv, K, K];
-        // The state and the window of a fresh row are never looked at.
+        // The state and the window of a fresh row are never read.
         let hole = |tensor: Tensor| -> Result<Tensor> {
             let nan = (Tensor::ones_like(&tensor.narrow(0, 7, 1)?)? * f64::NAN)?;
             let parts = [
@@ -239,7 +239,7 @@ impl Case {
             windows: windows.transpose(1, 2)?,
             slots: vec![4, dead, 7, 0],
             write_slots: vec![3, 6, 7, 5],
-            // Of two tokens, which is what token slots are tested with.
+            // Two tokens: token slots are tested with T = 2.
             token_slots: vec![4, 3, dead, 6, 7, 8, 0, dead],
             accepted: vec![2, 1, 1, 1],
             keep: vec![2, 1, 3, 0],
@@ -255,14 +255,14 @@ impl Case {
         Ok(tensor.to_dtype(self.index)?)
     }
 
-    /// Of candle.
+    /// Gates in candle's form.
     fn gates(&self, given: &Given, row: &Tensor) -> Result<Gates> {
         let (gate, beta) = (self.part(row, Part::Gate)?, self.part(row, Part::Beta)?);
         Ok(match self.is_kda {
             false => GdnGates::raw(&gate, &beta, &given.a_log, &given.dt_bias).into(),
             true => {
                 let (b, t, _) = gate.dims3()?;
-                let kind = KdaGate::Softplus {
+                let kind = KdaDecay::Softplus {
                     a_log: given.a_log.clone(),
                     dt_bias: Some(given.dt_bias.clone()),
                 };
@@ -279,7 +279,7 @@ impl Case {
         Ok(conv)
     }
 
-    /// q, k and v, side by side where a convolution's x is.
+    /// q, k and v, which are side by side in a convolution's x.
     fn qkv(&self, row: &Tensor) -> Result<[Tensor; 3]> {
         let keys = self.heads[0] * K;
         Ok([
@@ -306,7 +306,7 @@ impl Case {
         })
     }
 
-    /// On the CPU, and where there is a simulator, in that: with what products of f16 make of chunks and of drafts.
+    /// Checks the case on the CPU, and in the simulator if there is one, with a tolerance for the f16 products of chunks and drafts.
     fn check(&self, seed: u64) -> Result<()> {
         #[cfg(feature = "simulator")]
         candle_gated_delta::on_simulator(|| self.check_within(seed, 5e-3))?;
@@ -436,7 +436,7 @@ impl Case {
         Ok(())
     }
 
-    /// What the reference makes of it.
+    /// Results of the reference.
     fn wanted(&self, given: &Given) -> Result<gated_delta_reference::layer::LayerOutput> {
         let is_commit = self.way == Way::Commit;
         let (row, last) = (&given.row, &given.last);
@@ -462,7 +462,7 @@ impl Case {
             }),
             true => TokenGates::Kda(kda::KdaGates {
                 g: gate,
-                kind: kda::KdaGate::Softplus {
+                kind: kda::KdaDecay::Softplus {
                     a_log: &a_log,
                     dt_bias: Some(&dt_bias),
                 },
@@ -499,7 +499,7 @@ impl Case {
             keep: &given.keep,
         };
         let per_token = self.way == Way::PerToken;
-        // Rounding of inputs has been done; the state's is that of its dtype.
+        // Inputs are rounded already; states are rounded to their dtype.
         let round_state = match self.state {
             DType::BF16 => |s| compare::DType::Bf16.round_state(s),
             DType::F16 => |s| compare::DType::F16.round_state(s),
@@ -579,12 +579,12 @@ impl Case {
     }
 }
 
-/// Whole tensors: NaN where there is NaN, the rest within what `dtype` rounds.
+/// Compares whole tensors: NaN has to meet NaN, and the rest has to be within the rounding error of `dtype`.
 fn close(name: &str, got: &[f64], wanted: &[f64], dtype: DType) -> Result<()> {
     within(name, got, wanted, rounding(dtype).tolerance())
 }
 
-/// The same within a bound.
+/// As [`close`], within `tolerance`.
 fn within(name: &str, got: &[f64], wanted: &[f64], tolerance: f64) -> Result<()> {
     ensure!(
         got.len() == wanted.len(),
@@ -603,7 +603,7 @@ fn within(name: &str, got: &[f64], wanted: &[f64], tolerance: f64) -> Result<()>
     Ok(())
 }
 
-/// Both operators, with and without the layer around them.
+/// Checks both operators, with and without the layer around them.
 fn all(case: Case) -> Result<()> {
     for (seed, (is_kda, whole)) in [(false, false), (false, true), (true, false), (true, true)]
         .into_iter()
@@ -682,7 +682,7 @@ fn ragged_rows_have_their_own_lengths() -> Result<()> {
 
 #[test]
 fn checkpoints_of_a_prompt_are_kept() -> Result<()> {
-    // KDA has a prefill of K = 128 alone.
+    // KDA has a prefill with K = 128 only.
     let packed = Some([70, 3, 130, 1]);
     for whole in [false, true] {
         Case {
@@ -728,14 +728,14 @@ fn a_resume_commits_what_was_kept() -> Result<()> {
     Ok(())
 }
 
-/// Rings of a launch whose states wait.
+/// Rings of a launch with deferred write-back.
 struct Ring {
     pending: Pending,
     len: Vec<i64>,
     base: Vec<i64>,
 }
 
-/// States that wait: a step of `tokens` tokens, or a flush of 0.
+/// A launch with deferred write-back: a step of `tokens` tokens, or a flush with 0.
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     case: Case,
@@ -770,7 +770,7 @@ impl Waits {
                 decays: random(decays, -0.3, 0.0, DType::F32)?,
                 len: indices(&len)?,
                 base: indices(&base)?,
-                // Windows that wait are of drafts.
+                // Deferred windows go with drafts.
                 inputs: (case.whole && self.most > 8).then_some(inputs),
                 most: self.most,
             },
@@ -779,7 +779,7 @@ impl Waits {
         })
     }
 
-    /// On the CPU, and where there is a simulator, in that: with what products of f16 make of chunks and of drafts.
+    /// Checks the case on the CPU, and in the simulator if there is one, with a tolerance for the f16 products of chunks and drafts.
     fn check(&self, seed: u64) -> Result<()> {
         #[cfg(feature = "simulator")]
         candle_gated_delta::on_simulator(|| self.check_within(seed, 5e-3))?;
@@ -800,7 +800,7 @@ impl Waits {
             })
         };
 
-        // The reference.
+        // The reference's inputs.
         let parts = [Part::X, Part::Z, Part::Gate, Part::Beta];
         let [x, z, gate, beta] = parts.map(|part| doubles(&case.part(&given.row, part)?));
         let (x, z, gate, beta) = (x?, z?, gate?, beta?);
@@ -815,7 +815,7 @@ impl Waits {
             }),
             true => TokenGates::Kda(kda::KdaGates {
                 g: &gate,
-                kind: kda::KdaGate::Softplus {
+                kind: kda::KdaDecay::Softplus {
                     a_log: &a_log,
                     dt_bias: Some(&dt_bias),
                 },
@@ -973,10 +973,10 @@ fn states_wait_and_are_flushed() -> Result<()> {
             }
             .check(seed)?;
             if is_kda {
-                // Its drafts are of K = 128.
+                // KDA has drafts with K = 128 only.
                 continue;
             }
-            // Drafts, of bf16 states; a flush has no bound of its own: the ring says that they may come.
+            // Drafts need bf16 states. A flush has no limit of its own on pending tokens: that many in a ring show that drafts may come.
             let case = Case {
                 whole: true,
                 tokens: 3 * tokens,
@@ -1017,7 +1017,7 @@ fn what_is_wrong_is_named() -> Result<()> {
             assert!(error.contains(text), "wanted {text} in: {error}");
         }
     };
-    // Heads in front of tokens, states of another K, a dtype that there is none of, slots of floats.
+    // Heads before tokens, states of another K, an unsupported dtype, slots of floats.
     says(
         run(&q.transpose(1, 2)?, &v, &pool, &slots, options),
         &["v", "[2, 2, 4, 64]", "[2, 1, 4, 64]"],
@@ -1038,7 +1038,7 @@ fn what_is_wrong_is_named() -> Result<()> {
         run(&q, &v, &pool, &slots, options.scale(f32::NAN)),
         &["scale", "NaN"],
     );
-    // Two rows on one slot, and one that reads what another writes.
+    // Two rows on the same slot, and a row that reads a slot which another one writes.
     let same = Tensor::new(&[1u32, 1], device)?;
     says(
         run(&q, &v, &pool, &same, options),
@@ -1050,7 +1050,7 @@ fn what_is_wrong_is_named() -> Result<()> {
         error.map(drop).map_err(|error| error.to_string()),
         &["row 1 reads slot 1"],
     );
-    // What is written shares no storage with anything.
+    // A written tensor shares its storage with no other.
     let both = Tensor::zeros((2, 3, 4, K, K), DType::F32, device)?;
     let (one, other) = (both.get(0)?, both.get(1)?);
     let states = States::update(&one, &slots).write_pool(&other);
@@ -1133,7 +1133,7 @@ fn keys_of_96_and_values_of_192() -> Result<()> {
     let parameters = [&a, &b, &a_log, &dt_bias].map(doubles);
     let [of_a, of_b, of_a_log, of_dt_bias] = parameters;
     let (of_a, of_b, of_a_log, of_dt_bias) = (of_a?, of_b?, of_a_log?, of_dt_bias?);
-    // OLMo-Hybrid's betas are up to 2.
+    // OLMo-Hybrid has betas up to 2.
     let gates = TokenGates::Gdn(gdn::Gates::Raw {
         a: &of_a,
         b: &of_b,

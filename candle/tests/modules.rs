@@ -1,4 +1,4 @@
-//! Modules against those of Hugging Face's transformers, with K = 128: a prompt, then single tokens, of two sequences.
+//! Compares modules with those of Hugging Face's transformers, with K = 128: a prompt, then single tokens, for two sequences.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,11 +13,11 @@ use candle_gated_delta::{
 use candle_nn::VarBuilder;
 use gated_delta_reference::compare::relative_error_of;
 
-/// Slots of the rows; the pools have two more, which nobody uses.
+/// Slots of the rows. The pool has two more, which are unused.
 const SLOTS: [u32; 2] = [3, 1];
 const POOL: usize = 4;
 
-/// A prompt, and single tokens.
+/// Number of forward passes: a prompt, then single tokens.
 const STEPS: usize = 3;
 
 enum Module {
@@ -40,14 +40,14 @@ fn file(name: &str) -> Result<HashMap<String, Tensor>> {
     safetensors::load(&path, &Device::Cpu).with_context(|| path.display().to_string())
 }
 
-/// Weights by the names of checkpoints.
+/// The file's weights, under the names of checkpoints.
 fn weights(file: &HashMap<String, Tensor>) -> Result<HashMap<String, Tensor>> {
     let mut named = HashMap::new();
     for (name, tensor) in file {
         let Some(name) = name.strip_prefix("weights.") else {
             continue;
         };
-        // The module of Kimi-Linear has parts that checkpoints have side by side.
+        // transformers' Kimi-Linear module nests some weights that are at the top level in checkpoints.
         let name = name.strip_prefix("forget_gate.").unwrap_or(name);
         named.insert(name.to_owned(), tensor.clone());
     }
@@ -107,7 +107,7 @@ fn hidden_size(weights: &HashMap<String, Tensor>) -> Result<usize> {
     Ok(output.context("an output projection")?.dim(0)?)
 }
 
-/// ‖got − wanted‖ / ‖wanted‖.
+/// Relative error ‖got − wanted‖ / ‖wanted‖.
 fn error(got: &Tensor, wanted: &Tensor) -> Result<f64> {
     ensure!(
         got.dims() == wanted.dims(),
@@ -123,7 +123,7 @@ fn error(got: &Tensor, wanted: &Tensor) -> Result<f64> {
     ))
 }
 
-/// How far outputs, states and windows are from transformers'.
+/// Relative errors of outputs, states and windows, compared with transformers.
 fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
     let (file, (module, pool)) = (file(name)?, module(name, dtype)?);
     let get = |name: &str| file.get(name).with_context(|| format!("no tensor {name}"));
@@ -151,7 +151,7 @@ fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
         output = f64::max(output, error(&got, get(&format!("step{step}.output"))?)?);
         position += tokens;
     }
-    // The file's states are `[B, HV, K, V]`, the pool's `[P, HV, V, K]`.
+    // The file's states are `[B, HV, K, V]`, the pool's are `[P, HV, V, K]`.
     let slots = Tensor::new(&SLOTS, &Device::Cpu)?;
     let of_rows = states.states.index_select(&slots, 0)?.transpose(2, 3)?;
     let windows = states.windows.contiguous()?.index_select(&slots, 0)?;
@@ -180,13 +180,13 @@ fn check(dtype: DType, wanted: [f64; 3]) -> Result<()> {
 
 #[test]
 fn modules_are_those_of_transformers() -> Result<()> {
-    // Rounding errors of both sides.
+    // Both sides have rounding errors.
     check(DType::F32, [1e-4; 3])?;
-    // Weights, x and o are rounded.
+    // Weights, x and o are rounded to bf16.
     check(DType::BF16, [2e-2; 3])
 }
 
-/// The kernels' own source, in chunks for the prompt.
+/// As above, in the simulator, which computes the prompt chunkwise.
 #[cfg(feature = "simulator")]
 #[test]
 fn and_in_the_simulator() -> Result<()> {

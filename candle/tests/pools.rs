@@ -1,4 +1,4 @@
-//! Slots are handed out and taken back; copies go from slot to slot, bit for bit.
+//! Tests of pools: slots are handed out and taken back, and copies from slot to slot are exact.
 
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
@@ -44,7 +44,7 @@ fn copies_are_bit_for_bit_in_all_layers() -> Result<()> {
         let mut before = Vec::new();
         for index in 0..2 {
             let layer = pool.layer(index)?;
-            // In place, as states are never replaced. A NaN is copied as one.
+            // The states are filled in place, since they are never replaced. A NaN is copied as a NaN.
             let states = Tensor::randn(0f32, 1., layer.states.dims(), device)?;
             layer.states.slice_set(&states, 0, 0)?;
             let windows = layer.windows.transpose(1, 2)?;

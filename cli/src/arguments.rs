@@ -1,4 +1,4 @@
-//! The library's arguments of a problem.
+//! Turns a problem into the library's arguments.
 
 use gated_delta::{Error, Tensor};
 use gated_delta_harness::arguments::{
@@ -9,7 +9,7 @@ use gated_delta_harness::arguments::{
 use crate::op::{Op, excluded, previous_gates};
 use crate::problem::{CONV, INPUTS, NORM, PREVIOUS, Problem, Views};
 
-/// Names of what a commit or a flush, which has no new tokens, does not take.
+/// Tensors that belong to new tokens, and so exclude a commit or a flush, which have none.
 const OF_NEW_TOKENS: [&str; 12] = [
     "k",
     "v",
@@ -25,15 +25,15 @@ const OF_NEW_TOKENS: [&str; 12] = [
     "norm_weight",
 ];
 
-/// Names of what makes new tokens, and those of a commit, of x: a flush has none of it, only windows perhaps.
+/// Tensors of a convolution's weights. A flush excludes these too, but may have windows.
 const OF_CONV: [&str; 2] = ["conv_weight", "conv_bias"];
 
 impl Problem {
     /// The library's arguments, from views of the problem's tensors.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`]; [`Error::Contradiction`] for tensors of other gates, for new tokens in a commit, and for
-    /// those that a convolution makes; [`Error::Shape`] for other than one token of each row in [`Op::GdnDecode`].
+    /// [`Error::MissingTensor`]; [`Error::Contradiction`] for tensors of other gates, for new tokens in a commit, and for q, k or v next to
+    /// a convolution; [`Error::Shape`] in [`Op::GdnDecode`] for rows without exactly one token.
     pub fn arguments<'a>(&self, views: &Views<'a>) -> Result<Arguments<Tensor<'a>>, Error> {
         self.check_excluded()?;
         let view = |name: &&'static str| views.get(name).copied().ok_or_else(|| self.missing(name));
@@ -43,7 +43,7 @@ impl Problem {
         Ok(arguments)
     }
 
-    /// The names of the tensors, in their places.
+    /// Arguments with the name of each tensor in place of the tensor.
     fn places(&self) -> Arguments<&'static str> {
         let optional = |name| self.tensors.contains_key(name).then_some(name);
         let [gate, beta] = self.gates.names();
@@ -144,7 +144,7 @@ impl Problem {
         }
     }
 
-    /// No tensor is there that the gates, or a commit, cannot use.
+    /// Checks that there is no tensor that the gates, a commit or a flush exclude.
     fn check_excluded(&self) -> Result<(), Error> {
         let present = |names: &[&'static str]| {
             let mut names = names.iter().copied();
@@ -177,7 +177,7 @@ impl Problem {
                 self.is_flush(),
                 "a flush",
                 &OF_CONV[..],
-                "pending tokens without a q or an x are folded, and there are no new ones",
+                "pending tokens without a q or an x are flushed, and there are no new ones",
             ),
         ];
         for (is, one, besides, why) in without_new {
@@ -189,7 +189,7 @@ impl Problem {
         Ok(())
     }
 
-    /// A file that says decode has one token of each row; the library's steps have any number.
+    /// Checks that each row of a `gdn_decode` has one token: the library's steps take any number.
     fn check_decode(&self, arguments: &Arguments<Tensor<'_>>) -> Result<(), Error> {
         let (tensor, dims, got, rank) = match (&arguments.new, &arguments.convolved) {
             (Some(new), _) => ("q", "[B, T = 1, H, K]", new.q.dims(), 4),
@@ -206,7 +206,7 @@ impl Problem {
         Ok(())
     }
 
-    /// [`Error::MissingTensor`] of an input.
+    /// The error [`Error::MissingTensor`] for an input.
     pub(crate) fn missing(&self, tensor: &'static str) -> Error {
         let needed_by = match tensor {
             name if PREVIOUS.contains(&name) => "previous tokens",
@@ -220,7 +220,7 @@ impl Problem {
         Error::MissingTensor { tensor, needed_by }
     }
 
-    /// An error of the library with the names of this problem's tensors.
+    /// Puts the names of this problem's tensors into an error of the library.
     pub(crate) fn renamed(&self, mut error: Error) -> Error {
         use Error::{
             Alignment, Contradiction, DType, Hazard, Index, Memory, MissingTensor, Range, ReadOnly,
@@ -276,7 +276,7 @@ impl Problem {
         error
     }
 
-    /// The name here of one of the library's tensors.
+    /// Name in this problem of a tensor of the library.
     fn name_of(&self, name: &'static str) -> &'static str {
         match (name, self.is_commit()) {
             ("pool", _) => "state",
@@ -301,7 +301,7 @@ impl Problem {
     }
 }
 
-/// The library takes what q has as what is wanted of k: an empty q would be k's fault.
+/// Reports an empty q under its own name: the library takes the dims of k from q, and would blame k.
 fn check_empty(arguments: &Arguments<Tensor<'_>>) -> Result<(), Error> {
     let Some(new) = &arguments.new else {
         return Ok(());

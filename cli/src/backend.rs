@@ -1,4 +1,4 @@
-//! What runs a problem: a GPU, the simulator, or the reference.
+//! Backends that run a problem: a GPU, the simulator, or the reference.
 
 use std::fmt;
 
@@ -11,58 +11,59 @@ use crate::problem::{Problem, RINGS, Views};
 use crate::reference;
 use crate::tensor::HostTensor;
 
-/// What the user asked for.
+/// Backend that the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// A GPU where there is one, else the simulator.
+    /// A GPU if there is one, else the simulator.
     #[default]
     Auto,
     /// A GPU.
     Cuda,
-    /// The kernels' own source on the CPU, every memory access checked.
+    /// The simulator: the kernels' own source on the CPU, with every memory access checked.
     Sim,
-    /// The formulas in f64.
+    /// The reference: the formulas in f64.
     Reference,
 }
 
-/// What runs a problem.
+/// A backend that runs problems.
 pub enum Backend {
     /// A GPU.
     Cuda(Cuda),
-    /// The kernels' own source on the CPU, every memory access checked.
+    /// The simulator: the kernels' own source on the CPU, with every memory access checked.
     Simulator {
-        /// The library, made for the simulator.
+        /// The library, opened on the simulator.
         library: Library,
-        /// Why it is not a GPU, where one was wanted.
+        /// Reason for not using a GPU, if one was wanted.
         reason: Option<String>,
     },
-    /// The formulas in f64, rounded where a kernel stores.
+    /// The reference: the formulas in f64, rounded where a kernel stores.
     Reference,
 }
 
-/// What a launch leaves behind.
+/// Results of a launch.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     /// `[B, T, HV, V]`; `None` for a commit and a flush.
     pub o: Option<HostTensor>,
-    /// The whole pool afterwards.
+    /// The whole pool after the launch.
     pub state: HostTensor,
-    /// `[B, T, HV, V, K]`, in the layout of the states; `None` where they are not wanted.
+    /// `[B, T, HV, V, K]`, in the layout of the states; `None` if no snapshots are wanted.
     pub snapshots: Option<HostTensor>,
-    /// The whole pool of windows afterwards; `None` without a convolution.
+    /// The whole pool of windows after the launch; `None` without a convolution.
     pub conv_state: Option<HostTensor>,
-    /// `[B, T, D, W − 1]`; `None` without a convolution, and where no snapshots are wanted.
+    /// `[B, T, D, W − 1]`; `None` without a convolution or if no snapshots are wanted.
     pub conv_snapshots: Option<HostTensor>,
-    /// The rings afterwards: keys, updates, decays, inputs; `None` where no state waits, and of inputs where no window does.
+    /// The rings after the launch: keys, updates, decays, inputs. `None` without deferred write-back; the last one also if windows are not
+    /// deferred.
     pub rings: [Option<HostTensor>; 4],
     /// The variant that ran; `None` for the reference.
     pub variant: Option<Entry>,
-    /// What each row does.
+    /// Activity of each row.
     pub rows: IndexReport,
 }
 
 impl Outputs {
-    /// What the rows did, and the variant that ran: lines for stdout.
+    /// Lines for stdout: counts of active and inactive rows, and the variant that ran.
     #[must_use]
     pub fn summary(&self) -> String {
         let mut text = format!("rows: {}\n", rows_in_words(&self.rows));
@@ -72,7 +73,7 @@ impl Outputs {
         text
     }
 
-    /// The same for programs.
+    /// As [`summary`](Self::summary), in JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         json!({
@@ -88,7 +89,7 @@ impl Outputs {
         })
     }
 
-    /// The tensors that a launch leaves behind.
+    /// Takes the results out of the tensors after a launch.
     fn of(mut after: Problem, variant: Option<Entry>, rows: IndexReport) -> Result<Self, Error> {
         let state = after.tensors.remove("state");
         Ok(Self {
@@ -104,14 +105,14 @@ impl Outputs {
     }
 }
 
-/// A row by its number, and the index that makes it inactive.
+/// An inactive row: its number, and the index that makes it inactive.
 fn inactive_row(row: &InactiveRow) -> Value {
     json!({ "row": row.row, "tensor": row.tensor, "index": row.index })
 }
 
-/// How many rows are active and inactive, and what else the indices leave out.
+/// Counts of active and inactive rows, and of tokens and stores that the indices leave out.
 fn rows_in_words(rows: &IndexReport) -> String {
-    /// Rows whose indices are shown.
+    /// Most rows whose indices are shown.
     const SHOWN: usize = 3;
     let mut text = format!("{} active, {} inactive", rows.active, rows.inactive.len());
     if !rows.inactive.is_empty() {
@@ -137,10 +138,10 @@ fn rows_in_words(rows: &IndexReport) -> String {
 }
 
 impl Backend {
-    /// The backend of a choice.
+    /// Opens the chosen backend.
     ///
     /// # Errors
-    /// For [`Choice::Cuda`], why there is no GPU.
+    /// For [`Choice::Cuda`], the reason that there is no GPU.
     pub fn pick(choice: Choice) -> Result<Self, Error> {
         let simulator = |reason| Self::Simulator {
             library: Library::simulator(),
@@ -157,11 +158,11 @@ impl Backend {
         }
     }
 
-    /// Runs a problem, with the library's variant or one of the caller's choice.
+    /// Runs a problem, with the variant that the library selects or with `variant`.
     ///
     /// # Errors
-    /// What the problem breaks of the library's rules; a variant that does not compute it; a GPU that fails; a
-    /// kernel that the simulator stopped.
+    /// A rule of the library that the problem breaks; a variant that does not compute the problem; a failure of the GPU; a kernel that the
+    /// simulator stopped.
     pub fn run(&self, problem: &Problem, variant: Option<Entry>) -> Result<Outputs, Error> {
         let rows = problem.validate()?;
         let (after, ran) = match self {
@@ -201,7 +202,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Runs a problem that [`Problem::validate`] has passed; what it leaves, and the variant.
+/// Runs a problem that [`Problem::validate`] has passed. Returns the problem after the launch, and the variant.
 fn simulate(
     library: &Library,
     problem: &Problem,
@@ -227,8 +228,8 @@ fn simulate(
         Some(variant) => variant,
         None => library.selected(&*work)?,
     };
-    // SAFETY: a simulated launch is over when the call returns, `after` is this function's own, and the problem has
-    // been validated: no two rows meet in a slot.
+    // SAFETY: a simulated launch is over when the call returns, `after` belongs to this function, and the problem has been validated: no
+    // two rows write the same slot.
     unsafe { library.launch_with(StreamRef::default_stream(), &*work, entry) }?;
     drop((work, views));
     Ok((after, entry))

@@ -1,4 +1,4 @@
-//! `check`: a problem's results against what its file expects, or against the reference.
+//! `check`: compares a problem's results with the expectations in its file, or with the reference.
 
 use gated_delta::{Entry, Formulation, HeadMap, Options, StateLayout};
 use gated_delta_reference::compare::{DType, change};
@@ -16,22 +16,23 @@ use crate::table::table;
 use crate::tensor::HostTensor;
 use crate::written::Written;
 
-/// Runs a problem and compares the written parts of `o`, `state`, `snapshots`, `conv_state`, `conv_snapshots` and rings with
-/// `expected`, or with the reference where that has none; every other part has to be as it was, bit for bit. Windows, and rings of
-/// inputs and of keys that came, hold what came as it is, and are compared bit for bit too.
+/// Runs a problem and compares the written parts of `o`, `state`, `snapshots`, `conv_state`, `conv_snapshots` and rings with `expected`, or
+/// with the reference if the file expects nothing for a tensor. Every other part has to be unchanged, bit for bit. Windows, rings of
+/// inputs, and rings of keys without a convolution are copies of inputs, and are compared bit for bit too.
 ///
-/// Each token of a value head, and each slot of one, is held to a bound of its own, that of the tests: what is left of its
-/// difference when the rounding to its dtype is taken out. New tokens that come after committed or folded ones are compared
-/// with what follows from the state as the launch has stored it. What a file expects may be as far from the truth as a
-/// launch, or a part of it ([`DType::tolerance`]), and may follow from a state that is rounded otherwise.
+/// Each token of a value head, and each slot of one, has its own bound, the same as in the tests: a bound on the difference after the
+/// rounding to its dtype is taken out. New tokens after committed or flushed ones are compared with results that start from the state
+/// as the launch has stored it. A file's expectation may be as far from the exact result as a launch, or off by a relative error
+/// ([`DType::tolerance`]), and may start from a state that is rounded differently.
 ///
-/// NaN on one side alone fails. NaN on both sides, or the same infinity, passes and is said in the line's result; a part
-/// that holds nothing else fails, since nothing was compared.
+/// NaN on one side only fails. NaN on both sides, or the same infinity, passes and is noted in the line's result; a part with nothing
+/// else fails, since nothing was compared.
 ///
-/// Where what the file expects does not hold, the report says which other state layout or head map it holds in.
+/// If the results differ from the file's expectations, the report names another state layout or head map with which they agree, if
+/// there is one.
 ///
 /// # Errors
-/// As [`Backend::run`]'s; [`Error::Input`] where the reference would be compared with itself alone.
+/// The errors of [`Backend::run`]; [`Error::Input`] if the reference would only be compared with itself.
 pub fn check(
     backend: &Backend,
     problem: &Problem,
@@ -110,8 +111,8 @@ pub fn check(
     })
 }
 
-/// The state layout or head map, or both, with which the reference's results of the file's tensors would hold what it
-/// expects: the keys that are to change, and to what; none where they hold it as they are.
+/// The state layout or head map, or both, with which the reference's results would agree with the file's expectations: pairs of key and
+/// new value. Empty if they agree as they are, `None` if nothing fits.
 fn fitting_options(
     problem: &Problem,
     expected: &Expected,
@@ -148,35 +149,35 @@ fn fitting_options(
     })
 }
 
-/// A result, what it was before, and what is wanted.
+/// A result of a launch, its contents before, and the wanted values.
 struct Part<'a> {
     name: &'static str,
     before: &'a HostTensor,
     after: &'a HostTensor,
     expected: Option<&'a HostTensor>,
     truth: Option<&'a [f64]>,
-    /// What the dims of its heads are: those before the last one or two.
+    /// Names of the leading dims of its heads: all dims but the last one or two.
     heads: &'static [&'static str],
-    /// How far each head of each token or slot may be from the truth.
+    /// Largest error of each head of each token or slot.
     allowed: &'a [f64],
-    /// How far what a file expects may be from the truth besides.
+    /// Additional error of a file's expectation, which may start from a state that is rounded differently.
     rounded_otherwise: Option<Vec<f64>>,
 }
 
-/// The lines of the report.
+/// Lines of the report.
 #[derive(Default)]
 struct Lines {
     rows: Vec<Vec<String>>,
     json: Vec<Value>,
     failed: bool,
-    /// Results are of chunks of tokens.
+    /// Whether the results come from chunks of tokens.
     chunked: bool,
-    /// A convolution makes k.
+    /// Whether a convolution computes k.
     convolved: bool,
 }
 
-/// How o and u of tokens after committed or folded ones differ where the state that they follow from is rounded: from those of the
-/// state as it is stored, and from those of another rounding, one element of both after the other.
+/// Differences in o and u of tokens after committed or flushed ones that rounding of the state causes: the norm of the difference for
+/// each head, between a start from the stored state, from the exact state, and from another rounding of it. Returns those of o, then u.
 fn rounded_otherwise(problem: &Problem, of_stored: &Truth) -> Result<[Vec<f64>; 2], Error> {
     let folds = problem.has_previous() || problem.has_pending();
     if !folds || !problem.has_new() {
@@ -202,7 +203,7 @@ fn rounded_otherwise(problem: &Problem, of_stored: &Truth) -> Result<[Vec<f64>; 
 }
 
 impl Lines {
-    /// Of the outputs of a problem. What the file does not expect is compared with the reference where that is wanted.
+    /// Compares the outputs of a problem. `by_reference`: tensors without an expectation in the file are compared with the reference.
     fn of(
         problem: &Problem,
         outputs: &Outputs,
@@ -229,7 +230,7 @@ impl Lines {
             ..Self::default()
         };
         let of_tokens: &[_] = match problem.tensors.contains_key("cu_seqlens") {
-            // Tokens of all rows are one behind the other.
+            // With packed rows the first dim is 1, and tokens are counted over all rows.
             true => &["", "token", "value head"],
             false => &["row", "token", "value head"],
         };
@@ -324,7 +325,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// A line for what is written, and one for the rest, where there is such.
+    /// Adds a line for the units that are written, and one for the others, if there are any.
     fn result(&mut self, part: Part<'_>, written: &Written) {
         let Part {
             name,
@@ -391,7 +392,7 @@ impl Lines {
         }
     }
 
-    /// How far each head of each token or slot may be from `values`.
+    /// Largest error of each head of each token or slot, compared with `values`, which are a file's (`is_file`) or the reference's.
     fn bounds(&self, part: &Part<'_>, values: &[f64], is_file: bool) -> Vec<f64> {
         if !is_file {
             return part.allowed.to_vec();
@@ -404,7 +405,7 @@ impl Lines {
         let len = (values.len() / part.allowed.len().max(1)).max(1);
         let heads = part.allowed.iter().zip(values.chunks(len)).enumerate();
         let of_head = heads.map(|(i, (allowed, values))| {
-            // The launch, and what the file expects, each from the truth.
+            // Both the launch and the file's expectation may be off from the exact result.
             let zeros = vec![0.0; values.len()];
             let file = allowed.max(relative * change(values, &zeros));
             let otherwise = part.rounded_otherwise.as_ref().map_or(0.0, |of| of[i]);
@@ -495,7 +496,7 @@ impl Lines {
     }
 }
 
-/// The first unit that is not written and yet differs in a bit.
+/// The first unit that is not written, but differs in a bit.
 fn changed_unit(before: &HostTensor, after: &HostTensor, written: &[bool]) -> Option<usize> {
     let of_unit = (before.bytes().len() / written.len().max(1)).max(1);
     let [before, after] = [before, after].map(|tensor| tensor.bytes().chunks(of_unit));
@@ -504,7 +505,7 @@ fn changed_unit(before: &HostTensor, after: &HostTensor, written: &[bool]) -> Op
     others.find_map(|(unit, ((before, after), _))| (before != after).then_some(unit))
 }
 
-/// The first of these units that differs in a bit, one NaN being as good as another.
+/// The first of the selected units that differs in a bit. All NaN count as equal.
 fn differing_unit(
     wanted: &[f64],
     got: &[f64],

@@ -1,20 +1,20 @@
-//! How far a result is from what is wanted.
+//! Distance of a result from the wanted values.
 
 use std::fmt;
 
 use gated_delta_reference::compare::{DType, TooFar, UNDERFLOW, relative_error_of, within};
 
-/// The outcome of a comparison. NaN agrees with NaN and an infinity with the same one; they are counted, and agreement
-/// in nothing else is none.
+/// Outcome of a comparison. NaN agrees with NaN, and an infinity with the same infinity; such elements are counted, and agreement in
+/// nothing else counts as no agreement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// The relative L2 error of the elements that are finite on both sides.
     pub error: f64,
     /// The first element that is NaN or infinite on one side and not so on the other, in words.
     pub mismatch: Option<String>,
-    /// What is not finite in the result.
+    /// Elements of the result that are not finite.
     pub got: NotFinite,
-    /// The same in what is wanted.
+    /// Elements of the wanted values that are not finite.
     pub wanted: NotFinite,
     /// Elements that are finite on both sides.
     pub finite: usize,
@@ -50,8 +50,8 @@ impl fmt::Display for NotFinite {
 }
 
 impl Comparison {
-    /// What does not hold, if anything: an element that is NaN or infinite on one side alone, nothing that is finite on
-    /// both, or an error above `tolerance`.
+    /// The failure, if there is one: an element that is NaN or infinite on one side only, no element that is finite on both, or an error
+    /// above `tolerance`.
     #[must_use]
     pub fn failure(&self, tolerance: f64) -> Option<String> {
         if self.mismatch.is_some() {
@@ -69,7 +69,7 @@ impl Comparison {
         self.agreed == 0 && self.failure(tolerance).is_none()
     }
 
-    /// The worse of two.
+    /// The worse of two outcomes.
     #[must_use]
     pub fn worse(self, other: Self) -> Self {
         let rank = |of: &Self| (of.mismatch.is_some(), of.agreed);
@@ -89,7 +89,7 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// (index, got, wanted) of each element.
+/// Triples (index, got, wanted) of all elements.
 pub fn pairs<'a>(got: &'a [f64], wanted: &'a [f64]) -> impl Iterator<Item = (usize, f64, f64)> {
     got.iter()
         .zip(wanted)
@@ -97,7 +97,7 @@ pub fn pairs<'a>(got: &'a [f64], wanted: &'a [f64]) -> impl Iterator<Item = (usi
         .map(|(index, (got, wanted))| (index, *got, *wanted))
 }
 
-/// Compares [`pairs`] of a tensor of `dims`, or some of them.
+/// Compares [`pairs`] of all or some elements of a tensor with dims `dims`.
 pub fn compare(elements: impl Iterator<Item = (usize, f64, f64)>, dims: &[usize]) -> Comparison {
     let mut comparison = Comparison::default();
     let finite = elements.filter_map(|(index, got, wanted)| {
@@ -120,28 +120,28 @@ pub fn compare(elements: impl Iterator<Item = (usize, f64, f64)>, dims: &[usize]
     comparison
 }
 
-/// The outcome of a comparison unit by unit, each of which has a bound of its own.
+/// Outcome of a comparison in units, each with its own bound.
 #[derive(Clone, Debug)]
 pub(crate) struct Units {
-    /// Of all elements together.
+    /// Outcome for all elements together.
     pub all: Comparison,
-    /// What is the largest part of its bound, as a part of that, and its unit.
+    /// Largest error of a unit relative to its bound, and the unit.
     pub worst: (f64, usize),
-    /// The first unit that is too far off.
+    /// The first unit whose error is above its bound.
     too_far: Option<(usize, TooFar)>,
-    /// Dims of the units, and what they are called; some have no name.
+    /// Dims of the units; below, their names. A dim without a name is not shown.
     dims: Vec<usize>,
     names: &'static [&'static str],
 }
 
 impl Units {
-    /// What does not hold, if anything.
+    /// The failure, if there is one.
     pub fn failure(&self) -> Option<String> {
         let too_far = self
             .too_far
             .as_ref()
             .map(|(unit, too_far)| format!("above tolerance at {}: {too_far}", self.place(*unit)));
-        // What is not finite says itself where.
+        // A failure of elements that are not finite names its own position.
         self.all.failure(f64::INFINITY).or(too_far)
     }
 
@@ -150,7 +150,7 @@ impl Units {
         position(unit, &self.dims)
     }
 
-    /// The same in words.
+    /// Position of a unit in words, such as "slot 2, value head 5".
     pub fn place(&self, unit: usize) -> String {
         let indices = self.position(unit);
         let named = self.names.iter().zip(indices);
@@ -162,8 +162,8 @@ impl Units {
     }
 }
 
-/// Compares a result of `dtype` and dims `dims`, of which the elements that `is_compared` are, in as many equal parts as there
-/// are bounds. Their dims are the first of the result's, and called `names`. What is wanted is not rounded.
+/// Compares a result of `dtype` and dims `dims` in equal units, one for each bound. `is_compared` selects the elements. The units' dims are
+/// the leading ones of the result's, with the names `names`. The wanted values are not rounded.
 pub(crate) fn units(
     [got, wanted]: [&[f64]; 2],
     dtype: DType,
@@ -171,7 +171,7 @@ pub(crate) fn units(
     (dims, names): (&[usize], &'static [&'static str]),
     is_compared: impl Fn(usize) -> bool,
 ) -> Units {
-    // What is infinite in the dtype agrees with an infinity.
+    // A wanted value that is infinite in the dtype agrees with an infinity.
     let rounded = |wanted: f64| match dtype.round(wanted) {
         infinite if infinite.is_infinite() => infinite,
         _ => wanted,
@@ -189,7 +189,7 @@ pub(crate) fn units(
         let finite = |index: &usize| got[*index].is_finite() && wanted[*index].is_finite();
         let indices: Vec<usize> = own.clone().filter(finite).collect();
         let of = |values: &[f64]| indices.iter().map(|&i| values[i]).collect::<Vec<f64>>();
-        // What is exactly zero is made of zeros.
+        // A bound of exactly zero means that all terms are zero.
         let bound = match *bound {
             0.0 => 0.0,
             bound => bound + UNDERFLOW * (len as f64).sqrt(),
@@ -218,7 +218,7 @@ pub(crate) fn units(
     }
 }
 
-/// The position in a tensor of the element of that number.
+/// Position of element `index` in a tensor with dims `dims`.
 fn position(mut index: usize, dims: &[usize]) -> Vec<usize> {
     let mut position: Vec<usize> = dims
         .iter()

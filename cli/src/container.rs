@@ -1,4 +1,4 @@
-//! safetensors files: tensors are read one by one, and a new file stands beside the old one until it is complete.
+//! safetensors files. Tensors are read one at a time; a new file is written next to the old one until it is complete.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::tensor::HostTensor;
 
-/// Bytes of the header's length, which a file begins with.
+/// Bytes of the header's length, at the beginning of a file.
 const LENGTH_BYTES: u64 = 8;
-/// Longest header that other readers take.
+/// Longest header that other readers accept, in bytes.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Bytes of a file that are shown where it is another one.
+/// Bytes of a foreign file that an error shows.
 const SHOWN_BYTES: u64 = 16;
-/// How files begin that are taken for safetensors files, and what they are.
+/// Beginnings of files of other formats that users pass by mistake, and the names of these formats.
 const OTHERS: [(&[u8], &str); 5] = [
     (
         b"PK\x03\x04",
@@ -41,7 +41,7 @@ struct Header {
     tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// An open file whose header holds what its length and data can hold.
+/// An open file whose header is consistent with the file's length.
 pub(crate) struct Reader {
     path: PathBuf,
     file: File,
@@ -89,7 +89,7 @@ impl Reader {
             .map_err(|problem| Error::file(path, problem))?;
         if end != rest - header_bytes {
             return Err(wrong(
-                "bytes behind the header",
+                "bytes after the header",
                 format!("{end}, as the header says"),
                 rest - header_bytes,
             ));
@@ -114,7 +114,7 @@ impl Reader {
         self.header.tensors.keys().map(String::as_str)
     }
 
-    /// The tensor of that name, where the file has one.
+    /// The tensor `name`, if the file has one.
     pub fn read(&mut self, name: &str) -> Result<Option<HostTensor>, Error> {
         let Some(info) = self.header.tensors.get(name) else {
             return Ok(None);
@@ -144,7 +144,7 @@ impl Reader {
     }
 }
 
-/// What is wrong with a file that begins with `start`, where that is no length of a header and no header.
+/// Error message for a file that begins with `start`, which is neither a header's length nor a header.
 fn foreign(start: &[u8]) -> String {
     let other = OTHERS.iter().find(|(magic, _)| start.starts_with(magic));
     let other = other.map_or_else(String::new, |(_, name)| format!(" ({name})"));
@@ -158,7 +158,7 @@ fn foreign(start: &[u8]) -> String {
 }
 
 impl Header {
-    /// Every tensor has the bytes of its shape, and they lie one behind the other; where the last ends.
+    /// Checks that every tensor has the bytes of its shape, without gaps or overlaps. Returns the end of the last tensor.
     fn check(&self) -> Result<u64, String> {
         let mut infos: Vec<_> = self.tensors.iter().collect();
         infos.sort_by_key(|(_, info)| info.data_offsets);
@@ -197,7 +197,7 @@ impl Header {
     }
 }
 
-/// Writes a file of contiguous tensors. What is at `path` stays until the new file is complete.
+/// Writes a file of contiguous tensors. An existing file at `path` is kept until the new one is complete.
 pub(crate) fn write(
     path: &Path,
     metadata: BTreeMap<String, String>,

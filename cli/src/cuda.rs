@@ -1,4 +1,4 @@
-//! Problems on a GPU.
+//! Runs problems on a GPU.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use gated_delta::{Entry, Library};
 use crate::error::Error;
 use crate::problem::{Problem, Views};
 
-/// A GPU with its kernels.
+/// A GPU and the library opened on it.
 pub struct Cuda {
     library: Library,
     context: Context,
@@ -16,14 +16,14 @@ pub struct Cuda {
     name: String,
 }
 
-/// A problem's tensors in GPU memory.
+/// Copies of a problem's tensors in GPU memory.
 pub(crate) struct Upload(BTreeMap<&'static str, DeviceMemory>);
 
 impl Cuda {
-    /// The first GPU that the driver shows.
+    /// The first GPU of the driver.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason that there is none.
     pub fn first() -> Result<Self, Error> {
         let device = Device::get(0)?;
         let context = Context::primary(device)?;
@@ -35,19 +35,19 @@ impl Cuda {
         })
     }
 
-    /// The GPU's name.
+    /// Name of the GPU.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its kernels.
+    /// The library on this GPU.
     #[must_use]
     pub fn library(&self) -> &Library {
         &self.library
     }
 
-    /// Its context.
+    /// The GPU's context.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -59,8 +59,8 @@ impl Cuda {
         &self.stream
     }
 
-    /// Runs a problem that [`Problem::validate`] has passed, with `variant` or the one that is selected on this GPU; what
-    /// it leaves, and the variant.
+    /// Runs a problem that [`Problem::validate`] has passed, with `variant` or the one that is selected on this GPU. Returns the problem
+    /// after the launch, and the variant.
     pub(crate) fn run(
         &self,
         problem: &Problem,
@@ -72,8 +72,8 @@ impl Cuda {
             Some(variant) => variant,
             None => self.library.selected(&*work)?,
         };
-        // SAFETY: the memory outlives the launch, which is waited for, and is used by nobody else; the problem has
-        // been validated: no two rows meet in a slot.
+        // SAFETY: the memory outlives the launch, which is waited for, and has no other user; the problem has been validated: no two rows
+        // write the same slot.
         unsafe {
             self.library
                 .launch_with(self.stream.as_ref(), &*work, entry)
@@ -92,7 +92,7 @@ impl Cuda {
 }
 
 impl Upload {
-    /// Copies of the problem's tensors.
+    /// Copies the problem's tensors to the GPU.
     pub(crate) fn new(context: &Context, problem: &Problem) -> Result<Self, Error> {
         let memory = problem
             .tensors

@@ -1,5 +1,5 @@
-//! `demo`: a model's layer takes a random prompt, decodes, then verifies drafts, its convolution and norm included;
-//! each step is checked against plain decoding by the reference.
+//! `demo`: a model's layer, convolution and norm included, takes a random prompt, decodes, then verifies drafts. Each step is
+//! checked against plain decoding by the reference.
 
 mod session;
 
@@ -18,41 +18,41 @@ use crate::{Report, note};
 
 use session::{Outcome, Session};
 
-/// Sequences where the user names none.
+/// Default number of sequences.
 const BATCH: usize = 8;
-/// The same on the simulator, so that it is a matter of seconds, here and below.
+/// Default number of sequences on the simulator. The simulator's defaults, here and below, take some seconds in all.
 const SIMULATED_BATCH: usize = 4;
-/// Steps where the user names none.
+/// Default number of decoded tokens of each sequence.
 const STEPS: usize = 32;
-/// The same on the simulator.
+/// Default number of decoded tokens of each sequence on the simulator.
 const SIMULATED_STEPS: usize = 4;
-/// Tokens of each row's prompt.
+/// Default number of tokens of each sequence's prompt.
 const PROMPT: usize = 2048;
-/// The same on the simulator, of one row: two chunks.
+/// Default number of tokens of the prompt on the simulator, which prompts one sequence: two chunks.
 const SIMULATED_PROMPT: usize = 100;
-/// Drafts of each row in a speculative step.
+/// Drafts of each sequence in a speculative step.
 const DRAFTS: usize = 4;
 
-/// What to run.
+/// Arguments of the demo.
 #[derive(Clone, Copy, Debug)]
 pub struct Demo {
-    /// The model whose layer it is.
+    /// Model that the layer is from.
     pub model: Model,
-    /// B.
+    /// Sequences, B.
     pub batch: Option<usize>,
-    /// Tokens of each row's prompt, on the simulator of the first one's; 0 for none.
+    /// Tokens of each sequence's prompt, 0 for none. On the simulator only the first sequence has one.
     pub prompt: Option<usize>,
-    /// Tokens of each row that are decoded one by one.
+    /// Tokens of each sequence that are decoded one by one.
     pub steps: Option<usize>,
     /// Seed of the inputs.
     pub seed: u64,
 }
 
 impl Demo {
-    /// Runs with f32 and with bf16 states; on a GPU, times both.
+    /// Runs the demo with f32 and with bf16 states. On a GPU, times both.
     ///
     /// # Errors
-    /// [`Error::Input`] for the reference; as [`Backend::run`]'s.
+    /// [`Error::Input`] for the reference as the backend; the errors of [`Backend::run`].
     pub fn run(&self, backend: &Backend) -> Result<Report, Error> {
         if matches!(backend, Backend::Reference) {
             return Err(Error::Input(
@@ -154,7 +154,7 @@ impl Demo {
         Ok(Report { text, json, passed })
     }
 
-    /// B, and steps of each row.
+    /// Sequences, and decoded tokens of each.
     fn size(&self, backend: &Backend) -> (usize, usize) {
         let (batch, steps) = match backend {
             Backend::Simulator { .. } => (SIMULATED_BATCH, SIMULATED_STEPS),
@@ -168,7 +168,7 @@ impl Demo {
         (self.batch.unwrap_or(batch), self.steps.unwrap_or(steps))
     }
 
-    /// Rows that have prompts, and tokens of each, where the layer and the backend have prefills.
+    /// Number of sequences with prompts, and tokens of each prompt; `None` if the layer has no prefill in the demo or none is wanted.
     fn prompt(
         &self,
         layer: Layer,
@@ -185,7 +185,7 @@ impl Demo {
         Ok(Some([rows, self.prompt.unwrap_or(tokens)]))
     }
 
-    /// A line of the table.
+    /// Makes a line of the table.
     fn row(
         &self,
         pool: Pool,
@@ -213,7 +213,7 @@ impl Demo {
     }
 }
 
-/// The same for programs.
+/// As [`Demo::row`], in JSON.
 fn case(pool: Pool, outcome: &Outcome, holds: bool, timing: Option<Timing>) -> Value {
     json!({
         "state": pool.dtype.to_string(),
@@ -229,7 +229,7 @@ fn case(pool: Pool, outcome: &Outcome, holds: bool, timing: Option<Timing>) -> V
     })
 }
 
-/// Time, bandwidth and share of a copy's bandwidth; dashes where there is no time.
+/// Time, bandwidth and bandwidth relative to a copy's; dashes if there is no time.
 fn timing_cells(copy: f64, timing: Option<Timing>) -> [String; 3] {
     match timing {
         None => ["-", "-", "-"].map(str::to_owned),

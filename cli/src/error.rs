@@ -1,18 +1,18 @@
-//! What ends a command early: one line each, naming the tensor, key or file.
+//! Errors that end a command early: one line each, naming the tensor, key or file.
 
 use std::path::Path;
 
-/// Any failure of a command but a check that does not hold.
+/// Any failure of a command other than a failed check.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file, option or tensor that cannot be used.
     #[error("{0}")]
     Input(String),
-    /// Arguments that no kernel takes, a GPU that fails, a kernel that the simulator stopped.
+    /// Arguments that no kernel accepts, a failure of the GPU, or a kernel that the simulator stopped.
     #[error(transparent)]
     Library(#[from] gated_delta::Error),
-    /// Arguments that the reference does not take.
+    /// Arguments that the reference does not accept.
     #[error("reference: {0}")]
     Reference(#[from] gated_delta_reference::Error),
 }
@@ -23,7 +23,7 @@ impl Error {
         Self::Input(format!("{}: {problem}", path.display()))
     }
 
-    /// The exit status: 1 where the simulator stopped a kernel, which is a check that failed; 2 for all else.
+    /// The exit status: 1 if the simulator stopped a kernel, which counts as a failed check; 2 for all other errors.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

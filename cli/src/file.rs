@@ -1,4 +1,4 @@
-//! Problems and results in files: names, and what contradicts itself.
+//! Reads problems from files and writes results, and refuses unknown names and contradictions.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,41 +13,41 @@ use crate::op::Op;
 use crate::problem::{Problem, RINGS};
 use crate::tensor::HostTensor;
 
-/// What the name of a wanted result begins with.
+/// Prefix of the names of expected results.
 const EXPECTED: &str = "expected.";
 
-/// What a file's `expected.*` tensors want; `None` for a tensor that is not there.
+/// The `expected.*` tensors of a file; `None` for a tensor that is absent.
 #[derive(Clone, Debug, Default)]
 pub struct Expected {
     /// `expected.o`, `[B, T, HV, V]` f32.
     pub o: Option<HostTensor>,
-    /// `expected.state`, the whole pool afterwards, f32.
+    /// `expected.state`, the whole pool after the launch, f32.
     pub state: Option<HostTensor>,
-    /// `expected.conv_state`, the whole pool of windows afterwards, f32.
+    /// `expected.conv_state`, the whole pool of windows after the launch, f32.
     pub conv_state: Option<HostTensor>,
     /// `expected.snapshots`, `[B, T, HV, V, K]` or `[B, T, HV, K, V]` f32.
     pub snapshots: Option<HostTensor>,
     /// `expected.conv_snapshots`, `[B, T, D, W − 1]` f32.
     pub conv_snapshots: Option<HostTensor>,
-    /// `expected.pending.keys`, `expected.pending.updates`, `expected.pending.decays` and `expected.pending.inputs`, all rings
-    /// afterwards, f32.
+    /// `expected.pending.keys`, `expected.pending.updates`, `expected.pending.decays` and `expected.pending.inputs`, all rings after the
+    /// launch, f32.
     pub rings: [Option<HostTensor>; 4],
 }
 
 /// Reads the problem of a file.
 ///
 /// # Errors
-/// [`Error::Input`] with the file and the tensor or key: no safetensors file, one that is cut off or says more than
-/// it has, an operator or value that is not supported, tensors or keys that are unknown, missing or contradictory.
+/// [`Error::Input`] with the file and the tensor or key: the file is no safetensors file, or is cut off or inconsistent; an operator or
+/// value is not supported; tensors or keys are unknown, missing or contradictory.
 pub fn read(path: &Path) -> Result<Problem, Error> {
     let (mut reader, metadata) = open(path)?;
     problem(&mut reader, &metadata)
 }
 
-/// As [`read`], with what the file expects.
+/// As [`read`], with the file's expected results.
 ///
 /// # Errors
-/// As [`read`]'s; also where an `expected.*` tensor is not f32 of the right shape.
+/// The errors of [`read`]; an `expected.*` tensor that is not f32 or has the wrong shape.
 pub fn read_with_expected(path: &Path) -> Result<(Problem, Expected), Error> {
     let (mut reader, metadata) = open(path)?;
     let problem = problem(&mut reader, &metadata)?;
@@ -84,10 +84,10 @@ pub fn read_with_expected(path: &Path) -> Result<(Problem, Expected), Error> {
     Ok((problem, expected))
 }
 
-/// Where [`write()`] is to put the results of `input`: `output`, with links followed.
+/// The path for [`write()`] to write the results of `input` to: `output`, with links followed.
 ///
 /// # Errors
-/// [`Error::Input`] where that is the input itself, something else than a file, or in no folder.
+/// [`Error::Input`] if `output` is the input itself, is not a regular file, or its folder does not exist.
 pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
     let Some(name) = output.file_name() else {
         return Err(Error::file(output, "wanted the name of a file to write"));
@@ -121,7 +121,7 @@ pub fn output_path(input: &Path, output: &Path) -> Result<PathBuf, Error> {
 /// metadata.
 ///
 /// # Errors
-/// [`Error::Input`] where the file cannot be written; one that was there before is then untouched.
+/// [`Error::Input`] if the file cannot be written; an existing file is then unchanged.
 pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Error> {
     let metadata = [
         ("op", problem.op.name().to_owned()),
@@ -146,7 +146,7 @@ pub fn write(path: &Path, problem: &Problem, outputs: &Outputs) -> Result<(), Er
     container::write(path, metadata, &tensors)
 }
 
-/// Opens a file whose names are those of its operator's tensors.
+/// Opens a file and checks that its names are those of its operator's tensors.
 fn open(path: &Path) -> Result<(Reader, Metadata), Error> {
     let reader = Reader::open(path)?;
     let metadata = Metadata::parse(reader.metadata())
@@ -173,7 +173,7 @@ fn open(path: &Path) -> Result<(Reader, Metadata), Error> {
     Ok((reader, metadata))
 }
 
-/// Names of the tensors that a file of that operator may have.
+/// Names of the tensors that a file of operator `op` may have.
 fn names(op: Op) -> Vec<String> {
     let expected = op.outputs().map(|name| format!("{EXPECTED}{name}"));
     let inputs = op.inputs().map(str::to_owned);
@@ -217,8 +217,8 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
     Ok(problem)
 }
 
-/// Adds what states and windows after every token go to, which says which kernels there are for the problem. Where the shapes
-/// contradict each other there is none: [`Problem::validate`] says so, and nothing is allocated by them.
+/// Adds tensors for the states and windows after every token, if the kernels' limits allow them. If the shapes contradict each other,
+/// nothing is added, so that nothing of a wrong size is allocated: [`Problem::validate`] reports the contradiction.
 fn add_snapshots(problem: &mut Problem) -> Result<(), Error> {
     let state = problem.tensor("state")?;
     let (rows, tokens) = (problem.tokens().len(), problem.max_tokens());
@@ -251,6 +251,6 @@ fn add_snapshots(problem: &mut Problem) -> Result<(), Error> {
     Ok(())
 }
 
-/// The largest K, and W, of any kernel.
+/// Largest K of any kernel; below, largest W.
 const MOST_KEYS: usize = 128;
 const MOST_TAPS: usize = 4;

@@ -1,4 +1,4 @@
-//! `info`: the GPU, the kernels, and which of them a model's layer gets.
+//! `info`: shows the GPU, the kernels, and the variants that are selected for a model's layer.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::tensor::HostTensor;
 
 /// Batch sizes of the table of variants.
 const BATCHES: [usize; 4] = [1, 8, 64, 256];
-/// Tokens of a row where there are several.
+/// Tokens of each row in the cases of several tokens.
 const TOKENS: usize = 4;
 /// State dtypes and layouts that kernels are compiled for.
 const STATES: [(DType, StateLayout); 4] = [
@@ -27,10 +27,10 @@ const STATES: [(DType, StateLayout); 4] = [
     (DType::F32, StateLayout::VLast),
 ];
 
-/// What `info` says. Without a GPU it says so and leaves out what the driver's compiler would know.
+/// The report of `info`. Without a GPU it says so and leaves out the results of the driver's compiler.
 ///
 /// # Errors
-/// [`Error::Library`] where there is a GPU, and it fails or takes no kernel.
+/// [`Error::Library`] if a GPU fails or accepts no kernel.
 pub fn info() -> Result<Report, Error> {
     const VERSION: &str = env!("CARGO_PKG_VERSION");
     let mut text = format!("gated-delta {VERSION}\n");
@@ -101,8 +101,8 @@ fn about(device: Device) -> Result<(String, Value), Error> {
     Ok((text, json))
 }
 
-/// Registers and memory of the variants, compiled for one layer of each kind, those of both operators for GDN's; for K = V = 64 as
-/// well.
+/// Registers and memory of the variants, compiled for one GDN layer and one KDA layer, and for K = V = 64 as well. Variants of both
+/// operators are compiled for GDN's layer.
 fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Error> {
     let mut resources = BTreeMap::new();
     for (_, layer) in [LAYERS[0], LAYERS[2]] {
@@ -122,7 +122,7 @@ fn resources(library: &Library) -> Result<BTreeMap<Entry, KernelResources>, Erro
     Ok(resources)
 }
 
-/// Tokens of a row for which other kernels are taken.
+/// Numbers of tokens in a row for which different kernels are selected.
 fn tokens(layer: Layer) -> &'static [usize] {
     match layer.gates.operator() {
         Operator::Gdn => &[1, TOKENS],
@@ -154,7 +154,7 @@ fn kernels(resources: &BTreeMap<Entry, KernelResources>) -> String {
     )
 }
 
-/// Shared memory of a block, in words where it depends on T.
+/// Shared memory of a block in bytes, as a formula if it depends on T.
 fn shared_bytes(entry: Entry) -> String {
     match (entry.shared_bytes(), entry.shared_bytes_per_token()) {
         (bytes, 0) => bytes.to_string(),
@@ -163,7 +163,7 @@ fn shared_bytes(entry: Entry) -> String {
     }
 }
 
-/// A table of the variants that are selected on an H200, and each of them by itself.
+/// A table of the variants that are selected on an H200, and the same cases in JSON.
 fn variants() -> Result<(String, Vec<Value>), Error> {
     let (mut rows, mut all) = (Vec::new(), Vec::new());
     for (model, layer) in LAYERS {
@@ -201,7 +201,7 @@ fn variants() -> Result<(String, Vec<Value>), Error> {
     Ok((table(&headings, rows), all))
 }
 
-/// Arguments of a layer with little memory behind them.
+/// Arguments of a layer whose pool has little memory.
 fn one_slot(
     layer: Layer,
     batch: usize,

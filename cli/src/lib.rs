@@ -1,5 +1,5 @@
-//! The `gated-delta` command as a library: problems in host memory, the backends that run them, and the report
-//! of what came out. Reading order: [`tensor`], [`op`], [`problem`], [`backend`],
+//! The `gated-delta` command as a library: problems in host memory, the backends that run them, and the reports of the
+//! results. Reading order: [`tensor`], [`op`], [`problem`], [`backend`],
 //! [`check`], [`mod@file`].
 
 mod arguments;
@@ -31,18 +31,18 @@ pub use error::Error;
 pub use problem::Problem;
 pub use tensor::HostTensor;
 
-/// What a command has to say on stdout, and whether what it checked holds.
+/// Output of a command on stdout, and whether its checks passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// Lines for stdout.
     pub text: String,
-    /// The same for programs, an object.
+    /// The output in JSON, an object.
     pub json: Value,
-    /// False where a check failed.
+    /// False if a check failed.
     pub passed: bool,
 }
 
-/// Writes a line to stderr, without its colours where that is no terminal. A stderr that is closed is no failure.
+/// Writes a line to stderr, without colours if stderr is no terminal. A closed stderr is no failure.
 pub fn note(line: &str) {
     let _ = writeln!(anstream::stderr().lock(), "{line}");
 }

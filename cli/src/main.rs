@@ -1,4 +1,4 @@
-//! The `gated-delta` command. Exit status: 0 fine, 1 a check failed, 2 bad input, with one line on stderr.
+//! The `gated-delta` command. Exit status: 0 success, 1 a failed check, 2 bad input, with one line on stderr.
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use gated_delta_cli::model::Model;
 use gated_delta_cli::{Backend, Choice, Error, Report, check, file, info, note};
 use serde_json::json;
 
-/// How errors and failures look.
+/// Style of errors and failures.
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 
-/// GPU kernels of the gated delta rule: check a layer dumped from another framework, run it, have a first look.
+/// GPU kernels of the gated delta rule: check a layer dumped from another framework, run it, or try the demo
 #[derive(Parser)]
 #[command(name = "gated-delta", version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -26,7 +26,7 @@ struct Cli {
     command: Option<Command>,
     #[command(flatten)]
     demo: DemoArgs,
-    /// Print an object of JSON instead of text
+    /// Print a JSON object instead of text
     #[arg(long, global = true)]
     json: bool,
 }
@@ -36,11 +36,11 @@ enum Command {
     /// Prefill a random prompt of a model's layer, convolution and norm included, then decode tokens and verify drafts,
     /// each step checked against the reference (the default)
     Demo(DemoArgs),
-    /// Run the layer of a safetensors file (docs/files.md) and write what comes out
+    /// Run the layer of a safetensors file (docs/files.md) and write its results
     Run {
         /// Inputs and options of the layer
         input: PathBuf,
-        /// Where `o`, `state` and `snapshots` go
+        /// File to write `o`, `state` and `snapshots` to
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
         #[command(flatten)]
@@ -48,47 +48,47 @@ enum Command {
     },
     /// Compare the layer of a safetensors file (docs/files.md) with its expected.* tensors, or with the reference
     Check {
-        /// Inputs, options and expectations of the layer
+        /// Inputs, options and expected results of the layer
         input: PathBuf,
         #[command(flatten)]
         how: How,
     },
-    /// Show the device, the kernels, and which of them a layer gets
+    /// Show the device, the kernels, and the kernels selected for a model's layer
     Info,
-    /// Time the kernels on the GPU, each row checked before, beside the ceilings of the same run
+    /// Time the kernels on the GPU, next to the ceilings of the same run; each row is checked first
     Bench(Box<Options>),
-    /// Print what a shell completes the command by
+    /// Print a completion script for a shell
     Completions {
-        /// For this shell
+        /// Shell to complete the command in
         shell: Shell,
     },
 }
 
 #[derive(Args)]
 struct DemoArgs {
-    /// Model whose layer it is
+    /// Model to take the layer from
     #[arg(long, value_enum, default_value_t)]
     model: Model,
     /// Sequences [default: 8; fewer on the simulator]
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Option<u16>,
-    /// Tokens of each sequence's prompt, 0 for none; the demo prompts layers of GDN, and none of KDA [default: 2048; less on the simulator, of one]
+    /// Tokens of each sequence's prompt, 0 for none; only GDN layers have prompts [default: 2048; less on the simulator, for one sequence]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=131072))]
     prompt: Option<u32>,
-    /// Tokens of each sequence that are decoded [default: 32; less on the simulator]
+    /// Tokens to decode in each sequence [default: 32; less on the simulator]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     steps: Option<u16>,
     /// Seed of the random inputs
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// What runs it
+    /// Backend to run on
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
 }
 
 #[derive(Args)]
 struct How {
-    /// What runs it
+    /// Backend to run on
     #[arg(long, value_enum, default_value_t)]
     backend: Choice,
     /// Kernel to run instead of the selected one, by its name in `gated-delta info`
@@ -185,7 +185,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
     }
 }
 
-/// What `cargo bench` says.
+/// Runs the bench as `cargo bench` does.
 fn bench(options: &Options) -> Result<Report, Error> {
     let measured = latency::run(options, &["bench"]);
     let Outcome {
@@ -200,24 +200,24 @@ fn bench(options: &Options) -> Result<Report, Error> {
     })
 }
 
-/// The backend of a choice, told to the user.
+/// Opens the chosen backend and tells the user which one it is.
 fn pick(choice: Choice) -> Result<Backend, Error> {
     let backend = Backend::pick(choice)?;
     note(&format!("backend: {backend}"));
     Ok(backend)
 }
 
-/// With what failed in colour; whoever writes it takes the colours out where that is no terminal, or nobody wants them.
+/// Colours the word FAILED. The writer removes colours if the output is no terminal or colours are off.
 fn coloured(text: &str) -> String {
     text.replace("FAILED", &format!("{ERROR}FAILED{ERROR:#}"))
 }
 
-/// One line on stderr; coloured on a terminal.
+/// Prints an error as one line on stderr, coloured on a terminal.
 fn complain(message: &str) {
     note(&format!("{ERROR}error{ERROR:#}: {message}"));
 }
 
-/// What clap says before it shows the usage, on one line.
+/// The message of a clap error without its usage text, on one line.
 fn usage_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines = text
@@ -231,7 +231,7 @@ fn usage_line(error: &clap::Error) -> String {
     line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
-/// Names from a file may hold anything: control characters are escaped.
+/// Escapes control characters: names from a file may contain anything.
 fn one_line(message: &str) -> String {
     message
         .chars()

@@ -1,15 +1,15 @@
-//! The `__metadata__` of a problem's file: its keys, and which of them contradict the tensors or each other.
+//! The `__metadata__` of a problem's file: its keys, and their contradictions with the tensors or each other.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::str::FromStr;
 
 use gated_delta::{Activation, BetaScale, Formulation, HeadMap, KdaBeta, Options, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_harness::arguments::{DecayKind, GateKind};
 
 use crate::op::{DEFERRED, Op};
 
-/// What the metadata says. Problems are sentences that begin with the key.
+/// Values of the metadata. An error message begins with the key.
 pub(crate) struct Metadata {
     pub op: Op,
     pub options: Options,
@@ -19,12 +19,12 @@ pub(crate) struct Metadata {
     pub max_tokens: Option<usize>,
     /// Tokens from one checkpoint to the next.
     pub checkpoint_every: Option<usize>,
-    /// Most tokens that are pending.
+    /// Most pending tokens of a slot, N.
     pub max_pending: Option<usize>,
-    /// H, with a convolution.
+    /// Query/key heads H, with a convolution.
     pub heads: Option<usize>,
     conv_activation: Option<Activation>,
-    /// With a norm.
+    /// Epsilon of the norm, if there is one.
     pub norm_eps: Option<f32>,
     norm_activation: Option<Activation>,
     gate: Option<Gate>,
@@ -54,7 +54,7 @@ const KDA_GATES: &[(&str, Gate)] = &[
     ("lower_bound", Gate::LowerBound),
 ];
 
-/// What `norm_eps` has to be.
+/// Wanted values of `norm_eps`, for error messages.
 const EPS: &str = "a number above 0";
 
 impl Metadata {
@@ -111,7 +111,7 @@ impl Metadata {
         }
         let options = &mut self.options;
         match key {
-            // Told, and not asked for.
+            // Known from elsewhere, or for readers only.
             "op" | "model" => {}
             "heads" => {
                 self.heads = Some(number(key, value, "the number of query/key heads")?);
@@ -187,8 +187,8 @@ impl Metadata {
         Ok(())
     }
 
-    /// The activations of the convolution and the norm, for a file that has the tensors that `has` names: their keys are
-    /// there where they are.
+    /// Activations of the convolution and of the norm. `has` tells the tensors of the file: the keys have to be present exactly if the
+    /// tensors are.
     pub fn activations(&self, has: impl Fn(&str) -> bool) -> Result<[Activation; 2], String> {
         let lacks = |key, wanted, tensor| format!("{key}: wanted {wanted} with {tensor}, got none");
         match (has("x") || has("prev.x"), self.heads) {
@@ -214,7 +214,7 @@ impl Metadata {
         Ok([self.conv_activation, self.norm_activation].map(Option::unwrap_or_default))
     }
 
-    /// How gates come, for a file that has the tensors that `has` names.
+    /// Form of the gates. `has` tells the tensors of the file.
     pub fn gates(&self, has: impl Fn(&str) -> bool) -> Result<GateKind, String> {
         if self.max_tokens.is_some() && !has("cu_seqlens") {
             return Err("max_tokens: wanted none without cu_seqlens".to_owned());
@@ -259,7 +259,7 @@ impl Metadata {
 
     fn kda_gates(&self) -> Result<GateKind, String> {
         let decay = match (self.gate, self.lower_bound) {
-            (Some(Gate::LowerBound), Some(bound)) => KdaDecay::LowerBound(bound),
+            (Some(Gate::LowerBound), Some(bound)) => DecayKind::LowerBound(bound),
             (Some(Gate::LowerBound), None) => {
                 return Err(
                     "lower_bound: wanted a number below 0 with gate = lower_bound, got none"
@@ -272,14 +272,14 @@ impl Metadata {
                     "lower_bound: wanted none without gate = lower_bound, got {bound}"
                 ));
             }
-            (Some(Gate::Softplus), None) => KdaDecay::Softplus,
-            (Some(Gate::Log | Gate::Raw | Gate::Given), None) => KdaDecay::Log,
+            (Some(Gate::Softplus), None) => DecayKind::Softplus,
+            (Some(Gate::Log | Gate::Raw | Gate::Given), None) => DecayKind::Log,
         };
         Ok(GateKind::Kda(decay, self.beta))
     }
 }
 
-/// What `state_layout` says.
+/// Value of `state_layout` for a layout.
 pub(crate) fn state_layout_name(layout: StateLayout) -> &'static str {
     match layout {
         StateLayout::KLast => STATE_LAYOUTS[0].0,
@@ -287,7 +287,7 @@ pub(crate) fn state_layout_name(layout: StateLayout) -> &'static str {
     }
 }
 
-/// What `head_map` says.
+/// Value of `head_map` for a head map.
 pub(crate) fn head_map_name(map: HeadMap) -> &'static str {
     match map {
         HeadMap::Grouped => HEAD_MAPS[0].0,
@@ -303,7 +303,7 @@ fn one_of<T: Copy>(key: &str, value: &str, allowed: &[(&str, T)]) -> Result<T, S
         .ok_or_else(|| format!("{key}: wanted {}, got {value:?}", names(allowed)))
 }
 
-/// Names in words: "a, b or c".
+/// List of the names in words: "a, b or c".
 fn names<T>(allowed: &[(&str, T)]) -> String {
     let names: Vec<&str> = allowed.iter().map(|(name, _)| *name).collect();
     match names.split_last() {

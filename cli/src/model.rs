@@ -1,14 +1,14 @@
 //! Layers of published models.
 
 use gated_delta::{Activation, BetaScale, DType, KdaBeta, Options, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 
 use crate::error::Error;
 use crate::op::Op;
 use crate::problem::Problem;
 use crate::tensor::HostTensor;
 
-/// A model whose layers the demo takes.
+/// A published model whose layers the demo runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Model {
     /// Qwen3-Next-80B-A3B.
@@ -23,13 +23,13 @@ pub enum Model {
     KimiLinear,
 }
 
-/// Taps of a layer's convolution, in every model here.
+/// Taps W of the convolution, in all of these models.
 const TAPS: usize = 4;
 
-/// A layer, K = V.
+/// Sizes of a linear-attention layer with K = V.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layer {
-    /// How gates come; whose they are says whose layer it is.
+    /// Form of the gates, which also decides the operator.
     pub gates: GateKind,
     /// Query/key heads, H.
     pub heads: usize,
@@ -39,14 +39,14 @@ pub struct Layer {
     pub dim: usize,
 }
 
-/// The states of a layer.
+/// Pool of states of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// P.
+    /// Slots, P.
     pub slots: usize,
-    /// f32 or bf16.
+    /// Dtype of the states, f32 or bf16.
     pub dtype: DType,
-    /// Which dim of a state is contiguous.
+    /// Layout of the states: which dim is contiguous.
     pub layout: StateLayout,
 }
 
@@ -57,7 +57,7 @@ pub const LAYERS: [(&str, Layer); 3] = [
     (
         "kimi-linear",
         Layer {
-            gates: GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+            gates: GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
             heads: 32,
             value_heads: 32,
             dim: 128,
@@ -75,7 +75,7 @@ const fn gdn(heads: usize, value_heads: usize) -> Layer {
 }
 
 impl Model {
-    /// Its name and its linear-attention layer.
+    /// Name and linear-attention layer of the model.
     #[must_use]
     pub fn layer(self) -> (&'static str, Layer) {
         LAYERS[self as usize]
@@ -83,10 +83,10 @@ impl Model {
 }
 
 impl Layer {
-    /// `tokens` of each of `batch` rows: bf16 tensors, f32 `A_log` and `dt_bias`, everything NaN.
+    /// A problem of `tokens` tokens in each of `batch` rows: bf16 tensors, f32 `A_log` and `dt_bias`, all NaN.
     ///
     /// # Errors
-    /// As [`HostTensor::new`]'s.
+    /// The errors of [`HostTensor::new`].
     pub fn blank(self, batch: usize, tokens: usize, pool: Pool) -> Result<Problem, Error> {
         let Self {
             gates,
@@ -134,11 +134,11 @@ impl Layer {
         })
     }
 
-    /// The same with what is around the recurrence: a projection `x` and its convolution for `q`, `k` and `v`, and a norm
-    /// gated by `z`, all bf16.
+    /// As [`blank`](Self::blank), for the whole layer: a projection `x` and its convolution in place of `q`, `k` and `v`, and a norm gated
+    /// by `z`, all bf16.
     ///
     /// # Errors
-    /// As [`HostTensor::new`]'s.
+    /// The errors of [`HostTensor::new`].
     pub fn blank_layer(self, batch: usize, tokens: usize, pool: Pool) -> Result<Problem, Error> {
         let mut problem = self.blank(batch, tokens, pool)?;
         for name in ["q", "k", "v"] {

@@ -1,10 +1,10 @@
-//! The operators of files, how their gates come, and the tensors that each of them takes.
+//! The operators of files, the forms of their gates, and the tensors that each of them takes.
 
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 
 use Op::{GdnDecode, GdnMtp, GdnPrefill, KdaPrefill, KdaRecurrent};
 
-/// An operator, as `op` of a file names it.
+/// An operator: the value of `op` in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// GDN, one token per row.
@@ -22,10 +22,10 @@ pub enum Op {
 const ALL: &[Op] = &Op::ALL;
 const PREFILL: &[Op] = &[GdnPrefill, KdaPrefill];
 const SEVERAL_TOKENS: &[Op] = &[GdnMtp, KdaRecurrent];
-/// Whose states may wait for the tokens of a ring.
+/// Operators that have deferred write-back.
 pub(crate) const DEFERRED: &[Op] = &[GdnDecode, GdnMtp, KdaRecurrent];
 
-/// Tensors of a problem that are given, and the operators that take them.
+/// Input tensors of a problem, and the operators that take them.
 const INPUTS: [(&str, &[Op]); 38] = [
     ("q", ALL),
     ("k", ALL),
@@ -70,7 +70,7 @@ const INPUTS: [(&str, &[Op]); 38] = [
     ("pending.base", DEFERRED),
 ];
 
-/// Tensors that a problem leaves behind.
+/// Results of a problem, and the operators that have them.
 const OUTPUTS: [(&str, &[Op]); 9] = [
     ("o", ALL),
     ("state", ALL),
@@ -84,9 +84,9 @@ const OUTPUTS: [(&str, &[Op]); 9] = [
 ];
 
 impl Op {
-    /// Those of GDN.
+    /// Operators of GDN.
     pub(crate) const GDN: &[Self] = &[GdnDecode, GdnMtp, GdnPrefill];
-    /// All of them.
+    /// All operators.
     pub const ALL: [Self; 5] = [GdnDecode, GdnMtp, GdnPrefill, KdaRecurrent, KdaPrefill];
 
     /// Whether rows have any number of tokens.
@@ -95,7 +95,7 @@ impl Op {
         PREFILL.contains(&self)
     }
 
-    /// That of a layer's dense rows of any number of tokens.
+    /// The prefill of `operator`, with dense rows of any number of tokens.
     #[must_use]
     pub fn prefill(operator: Operator) -> Self {
         match operator {
@@ -104,7 +104,7 @@ impl Op {
         }
     }
 
-    /// That of a layer's dense rows of so many tokens, up to 16.
+    /// The operator in files for dense rows of `tokens` tokens, at most 16.
     #[must_use]
     pub fn of(operator: Operator, tokens: usize) -> Self {
         match (operator, tokens) {
@@ -114,7 +114,7 @@ impl Op {
         }
     }
 
-    /// Its name in files.
+    /// Name of the operator in files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -126,17 +126,17 @@ impl Op {
         }
     }
 
-    /// Names of the tensors that a problem of it may be given.
+    /// Names of the input tensors that a problem of this operator may have.
     pub fn inputs(self) -> impl Iterator<Item = &'static str> {
         taken_by(self, &INPUTS)
     }
 
-    /// Names of the tensors that it may leave behind.
+    /// Names of the results that a problem of this operator may have.
     pub fn outputs(self) -> impl Iterator<Item = &'static str> {
         taken_by(self, &OUTPUTS)
     }
 
-    /// What it is called where several of its launches need something.
+    /// Plural of the operator in error messages about tensors that all of its launches need.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             GdnDecode => "all GDN decodes",
@@ -156,7 +156,7 @@ fn taken_by(
     tensors.iter().filter_map(taken)
 }
 
-/// Names of the tensors that decay and β of the previous tokens come from; a new token's are [`GateKind::names`].
+/// Names of the gate tensors of previous tokens. The names for new tokens are [`GateKind::names`].
 #[must_use]
 pub fn previous_gates(gates: GateKind) -> [&'static str; 2] {
     match gates {
@@ -165,7 +165,7 @@ pub fn previous_gates(gates: GateKind) -> [&'static str; 2] {
     }
 }
 
-/// Names of tensors that these gates exclude, and how the gates are called.
+/// Name of the gates in error messages, and names of the tensors that they exclude.
 pub(crate) fn excluded(gates: GateKind) -> (&'static str, &'static [&'static str]) {
     match gates {
         GateKind::Raw(_) => ("raw gates", &["g", "beta", "prev.g", "prev.beta"]),
@@ -173,7 +173,7 @@ pub(crate) fn excluded(gates: GateKind) -> (&'static str, &'static [&'static str
             "g, beta",
             &["a", "b", "A_log", "dt_bias", "prev.a", "prev.b"],
         ),
-        GateKind::Kda(KdaDecay::Log, _) => ("gate = log", &["A_log", "dt_bias"]),
+        GateKind::Kda(DecayKind::Log, _) => ("gate = log", &["A_log", "dt_bias"]),
         GateKind::Kda(..) => ("computed gates", &[]),
     }
 }

@@ -1,4 +1,4 @@
-//! A problem in host memory: tensors by name, and what is fixed for a layer.
+//! A problem in host memory: tensors by name, and the options of a layer.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::tensor::HostTensor;
 /// Views of a problem's tensors, by name, for the library.
 pub type Views<'a> = BTreeMap<&'static str, Tensor<'a>>;
 
-/// Names of the previous tokens' tensors and of how many of them are kept.
+/// Names of the previous tokens' tensors and of the number of kept tokens.
 pub(crate) const PREVIOUS: [&str; 8] = [
     "prev.x",
     "prev.k",
@@ -28,50 +28,49 @@ pub(crate) const PREVIOUS: [&str; 8] = [
     "prev.beta",
     "keep",
 ];
-/// Names of the rings of pending tokens, which are results too; the last is there where windows wait as states do.
+/// Names of the rings of pending tokens, which are results too. The last one is there if windows are deferred.
 pub(crate) const RINGS: [&str; 4] = ["pending.keys", "pending.updates", "pending.decays", INPUTS];
-/// Name of the ring of what tokens were convolved from.
+/// Name of the ring of a convolution's inputs.
 pub(crate) const INPUTS: &str = "pending.inputs";
-/// Names of what says which of their entries are pending.
+/// Names of the tensors that tell which entries of a ring are pending.
 const PENDING: [&str; 2] = ["pending.len", "pending.base"];
 /// Names of a convolution's tensors.
 pub(crate) const CONV: [&str; 5] = ["x", "prev.x", "conv_weight", "conv_bias", "conv_state"];
 /// Names of a norm's tensors.
 pub(crate) const NORM: [&str; 2] = ["z", "norm_weight"];
 
-/// A launch: a decode, a verify, a resume, or, where there is neither `q` nor `x`, a commit of previous tokens or a flush of
-/// pending ones.
+/// A launch: a decode, a verify or a resume; without `q` and `x`, a commit of previous tokens or a flush of pending ones.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What a file calls it.
+    /// Operator of the file.
     pub op: Op,
-    /// How gates come; whose they are says whose layer it is.
+    /// Form of the gates, which also decides the operator.
     pub gates: GateKind,
-    /// The [inputs](Op::inputs) under their names, `o` but in a commit, and `snapshots` where they are wanted, with a
-    /// convolution `conv_snapshots` too; `workspace`, where a launch takes one. Rings are results too.
+    /// Tensors by name: the [inputs](Op::inputs); `o`, except in a commit; `snapshots` if they are wanted, and with a convolution
+    /// `conv_snapshots` too; `workspace`, if a launch takes one. Rings are results too.
     pub tensors: BTreeMap<&'static str, HostTensor>,
     /// Whether states are written.
     pub update_state: bool,
-    /// What is fixed for the layer.
+    /// Options that are fixed for the layer.
     pub options: Options,
-    /// Most tokens of a row with `cu_seqlens`; those of the longest row where `None`.
+    /// Most tokens of a row with `cu_seqlens`; by default, the tokens of the longest row.
     pub max_tokens: Option<usize>,
     /// Tokens from one checkpoint to the next, with `checkpoint_slots`.
     pub checkpoint_every: Option<usize>,
-    /// Most tokens that are pending; the library's most where `None`.
+    /// Most pending tokens of a slot; by default, the library's limit.
     pub max_pending: Option<usize>,
-    /// H, with a convolution.
+    /// Query/key heads H, with a convolution.
     pub heads: Option<usize>,
-    /// Of the convolution, where there is one.
+    /// Activation of the convolution, if there is one.
     pub conv_activation: Activation,
-    /// With a norm.
+    /// Epsilon of the norm, if there is one.
     pub norm_eps: Option<f32>,
-    /// Of the norm's z, where there is one.
+    /// Activation of the norm's z, if there is one.
     pub norm_activation: Activation,
 }
 
 impl Problem {
-    /// The tensor of that name.
+    /// The tensor `name`.
     ///
     /// # Errors
     /// [`gated_delta::Error::MissingTensor`].
@@ -79,7 +78,7 @@ impl Problem {
         Ok(self.tensors.get(name).ok_or_else(|| self.missing(name))?)
     }
 
-    /// Whether a launch writes the tensor of that name.
+    /// Whether a launch writes the tensor `name`.
     #[must_use]
     pub fn writes(&self, name: &str) -> bool {
         match name {
@@ -95,7 +94,7 @@ impl Problem {
         self.has_any(&PREVIOUS)
     }
 
-    /// Whether there is a tensor of a convolution, which makes q, k and v of new tokens or of those of a commit.
+    /// Whether there is a tensor of a convolution, which computes q, k and v of new tokens, or k and v in a commit.
     #[must_use]
     pub fn has_conv(&self) -> bool {
         self.has_any(&CONV)
@@ -111,30 +110,30 @@ impl Problem {
         names.iter().any(|name| self.tensors.contains_key(name))
     }
 
-    /// Whether there are previous tokens and no others.
+    /// Whether there are previous tokens and no new ones.
     #[must_use]
     pub fn is_commit(&self) -> bool {
         self.has_previous() && !self.has_any(&["q", "x"])
     }
 
-    /// Whether states wait for the tokens of rings.
+    /// Whether write-back is deferred, with rings of pending tokens.
     #[must_use]
     pub fn has_pending(&self) -> bool {
         self.has_any(&RINGS) || self.has_any(&PENDING)
     }
 
-    /// Whether pending tokens are folded, and there are no others.
+    /// Whether there are pending tokens, and neither previous nor new ones.
     #[must_use]
     pub fn is_flush(&self) -> bool {
         self.has_pending() && !self.has_previous() && !self.has_any(&["q", "x"])
     }
 
-    /// Whether windows wait as states do, and are written where these are.
+    /// Whether windows are deferred as states are, and written together with them.
     fn windows_wait(&self) -> bool {
         self.tensors.contains_key(INPUTS)
     }
 
-    /// Whether a convolution makes q, k and v of new tokens or of those of a commit. A flush has windows at most.
+    /// Whether a convolution computes q, k and v of new tokens, or k and v in a commit. A flush has windows at most.
     pub(crate) fn convolves(&self) -> bool {
         self.has_conv() && !self.is_flush()
     }
@@ -145,22 +144,22 @@ impl Problem {
         !self.is_commit() && !self.is_flush()
     }
 
-    /// How a launch computes it, which follows from its tensors where nobody says so.
+    /// Formulation of a launch: the one in the options, or the one that follows from the tensors.
     ///
     /// # Errors
-    /// A tensor that is missing.
+    /// A missing tensor.
     pub(crate) fn formulation(&self) -> Result<Formulation, Error> {
         Ok(self.arguments(&self.views()?)?.work()?.formulation())
     }
 
-    /// N: most tokens that are pending.
+    /// Most pending tokens of a slot, N.
     #[must_use]
     pub fn most_pending(&self) -> usize {
         self.max_pending
             .unwrap_or(max_pending(self.options.formulation))
     }
 
-    /// Of row b, which is active: how many of its tokens are pending, and the entry of the first.
+    /// Number of pending tokens of row b, and the ring entry of the first. The row is active.
     pub(crate) fn pending(&self, b: usize) -> Option<[usize; 2]> {
         let index = |name: &str| {
             let index = self.tensors.get(name)?.to_i64().get(b).copied();
@@ -180,7 +179,7 @@ impl Problem {
         fresh.is_some_and(|fresh| fresh[b] != 0)
     }
 
-    /// Heads and entries of a slot of a ring; one of inputs has all channels in one.
+    /// Heads and entries of a ring in a slot. A ring of inputs counts as one head with all channels.
     pub(crate) fn ring(&self, name: &str) -> [usize; 2] {
         match name {
             INPUTS => [1, self.dim(name, 1)],
@@ -188,7 +187,7 @@ impl Problem {
         }
     }
 
-    /// The entries of the ring that the tokens of row b, which is active, are left in.
+    /// Ring entries that the tokens of row b write. The row is active.
     pub(crate) fn left(&self, b: usize) -> impl Iterator<Item = usize> {
         let (first, tokens) = match self.pending(b).filter(|_| self.has_new()) {
             Some([len, base]) => (base + len, self.dim(self.new_tokens(), 1)),
@@ -217,11 +216,11 @@ impl Problem {
         }
     }
 
-    /// What the outputs go to, all bits set: of the dtype of `v` or `x`. None without new tokens, and where a tensor is missing
-    /// that says what it is.
+    /// Tensor for the outputs, all bits set, of the dtype of `v` or `x`. `None` without new tokens, or if a tensor is missing that decides
+    /// the dims.
     ///
     /// # Errors
-    /// [`Error::Input`] for an `x` of other channels than the states have.
+    /// [`Error::Input`] if the channels of `x` contradict the states.
     pub(crate) fn output(&self) -> Result<Option<HostTensor>, Error> {
         let like = |name| self.tensors.get(name).filter(|_| self.has_new());
         if let Some(v) = like("v") {
@@ -246,11 +245,10 @@ impl Problem {
         }
     }
 
-    /// Adds the workspace that a launch takes, where it takes one; what is wrong with the problem is
-    /// [`Problem::validate`]'s to say.
+    /// Adds the workspace, if the launch takes one. Errors in the problem are left to [`Problem::validate`].
     ///
     /// # Errors
-    /// Of host memory.
+    /// Too little host memory.
     pub(crate) fn add_workspace(&mut self) -> Result<(), Error> {
         let bytes = || {
             let arguments = self.arguments(&self.views()?)?;
@@ -263,7 +261,7 @@ impl Problem {
         Ok(())
     }
 
-    /// The slots of row b's checkpoints, which has that many tokens: those that are stored to.
+    /// Slots of the checkpoints that row b reaches with `tokens` tokens.
     fn checkpoints(&self, b: usize, tokens: usize) -> Vec<i64> {
         let indices = |name| self.tensors.get(name).map(HostTensor::to_i64);
         let (Some(every), Some(slots)) = (self.checkpoint_every, indices("checkpoint_slots"))
@@ -277,7 +275,7 @@ impl Problem {
         slots[b * of_row..][..passed.min(of_row)].to_vec()
     }
 
-    /// T: most tokens of a row; 0 in a commit or a flush.
+    /// Most tokens of a row, T; 0 in a commit or a flush.
     #[must_use]
     pub fn max_tokens(&self) -> usize {
         match self.tensors.get("cu_seqlens") {
@@ -289,7 +287,7 @@ impl Problem {
     /// Read-only views of the host tensors.
     ///
     /// # Errors
-    /// As [`HostTensor::view`]'s.
+    /// The errors of [`HostTensor::view`].
     pub fn views(&self) -> Result<Views<'_>, gated_delta::Error> {
         self.tensors
             .iter()
@@ -297,10 +295,10 @@ impl Problem {
             .collect()
     }
 
-    /// Checks everything that the library checks, the contents of index tensors too; what each row does.
+    /// Runs all checks of the library, on the contents of index tensors too. Returns the activity of each row.
     ///
     /// # Errors
-    /// What the library finds, under the names of this problem's tensors.
+    /// The errors of the library, with the names of this problem's tensors.
     pub fn validate(&self) -> Result<IndexReport, Error> {
         let arguments = self.arguments(&self.views()?)?;
         let check = || {
@@ -310,8 +308,8 @@ impl Problem {
         Ok(check().map_err(|error| self.renamed(error))?)
     }
 
-    /// The tokens of each row of the batch, among those of all rows; none in a commit or a flush, and none where `cu_seqlens` has
-    /// what [`Problem::validate`] refuses.
+    /// Tokens of each row, among the tokens of all rows. Ranges are empty in a commit or a flush, and for bounds in `cu_seqlens` that
+    /// [`Problem::validate`] refuses.
     #[must_use]
     pub fn tokens(&self) -> Vec<Range<usize>> {
         let total = self.dim(self.new_tokens(), 1);
@@ -332,14 +330,14 @@ impl Problem {
         cu_seqlens.windows(2).map(row).collect()
     }
 
-    /// Whether row b, which has no tokens, writes the state that it starts from: not in place.
+    /// Whether row b, which has no tokens, writes its start state: not if it is in place.
     pub(crate) fn carries(&self, b: usize) -> bool {
         let slot = |name| self.tensors.get(name).map(|slots| slots.to_i64()[b]);
         let read = slot("read_slots").unwrap_or(b as i64);
         self.is_fresh(b) || slot("write_slots").is_some_and(|write| write != read)
     }
 
-    /// Slots whose states row b writes, which is active and has that many tokens.
+    /// Slots whose states row b writes. The row is active and has `tokens` tokens.
     pub(crate) fn written_slots(&self, b: usize, tokens: usize) -> Vec<usize> {
         if self.has_pending() && !self.stores_pending(b, tokens) {
             return Vec::new();
@@ -347,8 +345,8 @@ impl Problem {
         self.slots_after(b, tokens)
     }
 
-    /// The same of windows, which move with every token, whether a state waits or not, unless they wait too; none where there are
-    /// none.
+    /// Slots whose windows row b writes; empty without windows. Windows move with every token, deferred states or not, unless the windows
+    /// are deferred too.
     pub(crate) fn written_windows(&self, b: usize, tokens: usize) -> Vec<usize> {
         let mut written = match self.windows_wait() {
             true => self.written_slots(b, tokens),
@@ -358,7 +356,7 @@ impl Problem {
         written
     }
 
-    /// The slots of row b after its tokens.
+    /// Live slots for the state of row b after its tokens, and for its checkpoints.
     fn slots_after(&self, b: usize, tokens: usize) -> Vec<usize> {
         let indices = |name| self.tensors.get(name).map(HostTensor::to_i64);
         let written = match indices("token_slots") {
@@ -378,7 +376,7 @@ impl Problem {
         live.filter_map(slot).filter(|slot| *slot < pool).collect()
     }
 
-    /// Whether row b, whose state waits, writes it: a fresh one with a token, and one that folds.
+    /// Whether row b writes its state, with deferred write-back: if it is fresh, or if it flushes.
     fn stores_pending(&self, b: usize, tokens: usize) -> bool {
         let Some([len, _]) = self.pending(b) else {
             return false;
@@ -387,9 +385,9 @@ impl Problem {
         self.is_fresh(b) || (len > 0 && folds)
     }
 
-    /// Slot of the window that row b writes, which is active and has that many tokens, and how many columns of it.
+    /// Slot of the window that row b writes, and the number of its columns. The row is active and has `tokens` tokens.
     pub(crate) fn written_window(&self, b: usize, tokens: usize) -> Option<(usize, usize)> {
-        // With token slots it is in that of the first one, which an active row has, and those after its tokens follow.
+        // With token slots the window is in the slot of the first token, live in an active row, and the tokens' inputs follow it.
         let slot = self.written_windows(b, tokens).into_iter().next()?;
         let inputs = match self.tensors.contains_key("token_slots") {
             true => tokens,
@@ -401,7 +399,7 @@ impl Problem {
         ))
     }
 
-    /// The size of a tensor's dim; 0 where there is none.
+    /// Size of a dim of the tensor `name`; 0 if there is none.
     pub(crate) fn dim(&self, name: &str, dim: usize) -> usize {
         let dims = self.tensors.get(name).map(HostTensor::dims);
         dims.and_then(|dims| dims.get(dim)).copied().unwrap_or(0)

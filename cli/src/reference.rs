@@ -1,10 +1,10 @@
-//! Problems in f64, by the reference.
+//! Runs problems with the reference, in f64.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use gated_delta::{DType, IndexReport, KdaBeta};
-use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_harness::arguments::{DecayKind, GateKind};
 use gated_delta_reference::compare::{CONVOLVED, DType as Stored, Tolerance};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
@@ -21,40 +21,40 @@ use crate::op::previous_gates;
 use crate::problem::{Problem, RINGS};
 use crate::written::Written;
 
-/// What a launch is to leave behind, not rounded. What is not written keeps its value.
+/// Exact results of a launch, not rounded. Elements that are not written keep their value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Truth {
     /// `[B, T, HV, V]`; empty for a commit and a flush.
     pub o: Vec<f64>,
-    /// The whole pool afterwards.
+    /// The whole pool after the launch.
     pub pool: Vec<f64>,
-    /// The whole pool of windows afterwards, with a convolution.
+    /// The whole pool of windows after the launch, with a convolution.
     pub windows: Option<Vec<f64>>,
-    /// All snapshots, where they are wanted.
+    /// All snapshots, if they are wanted.
     pub snapshots: Option<Vec<f64>>,
-    /// All snapshots of windows, where they are wanted.
+    /// All window snapshots, if they are wanted.
     pub window_snapshots: Option<Vec<f64>>,
-    /// All rings afterwards, where states wait: keys, updates, decays; where windows do, inputs.
+    /// All rings after the launch, with deferred write-back: keys, updates, decays; if windows are deferred, inputs.
     pub rings: [Option<Vec<f64>>; 4],
 }
 
-/// How far results may be from the truth before they are rounded to their dtype: norms of differences.
+/// Largest errors of results before they are rounded to their dtype, as norms of differences.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Allowed {
-    /// `[B, T, HV]`
+    /// `[B, T, HV]`: bound on o.
     pub o: Vec<f64>,
-    /// `[P, HV]`
+    /// `[P, HV]`: bound on the states.
     pub state: Vec<f64>,
-    /// `[B, T, HV]`
+    /// `[B, T, HV]`: bound on the snapshots.
     pub snapshots: Vec<f64>,
-    /// `[P, H, R]` of keys, `[P, HV, R]` of updates and decays; none of inputs, which are copies.
+    /// Bounds on the rings: `[P, H, R]` for keys, `[P, HV, R]` for updates and decays; empty for inputs, which are copies.
     pub rings: [Vec<f64>; 4],
 }
 
-/// The truth of a problem that [`Problem::validate`] has passed, from the values as they are stored.
+/// Exact results of a problem that [`Problem::validate`] has passed, from the values as they are stored.
 ///
 /// # Errors
-/// [`gated_delta::Error::MissingTensor`], or what the reference finds.
+/// [`gated_delta::Error::MissingTensor`], or the errors of the reference.
 pub fn truth(problem: &Problem) -> Result<Truth, Error> {
     Values::of(problem).with(problem, |step, values| {
         if problem.has_pending() {
@@ -77,11 +77,11 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
     })
 }
 
-/// The same, with how far from it a launch may be, where new tokens that come after committed or folded ones start from the states
-/// of `stored`, the pool after the launch; without it from the true ones, which are not rounded.
+/// As [`truth`], with the bounds on a launch's errors. New tokens after committed or flushed ones start from the states of `stored`, the
+/// pool after the launch; without `stored`, from the exact states, which are not rounded.
 ///
 /// # Errors
-/// As [`truth`]'s.
+/// The errors of [`truth`].
 pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth, Allowed), Error> {
     let tolerance = Tolerance::from(problem.formulation()?);
     Values::of(problem).with(problem, |step, values| {
@@ -127,7 +127,7 @@ pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth
     })
 }
 
-/// The truth of what waits.
+/// Exact results of a launch with deferred write-back.
 fn of_rings(after: After) -> Truth {
     Truth {
         o: after.o,
@@ -144,8 +144,8 @@ fn of_rings(after: After) -> Truth {
     }
 }
 
-/// Runs a problem that [`Problem::validate`] has passed and rounds the results where a kernel stores them. What no row writes
-/// keeps its bits.
+/// Runs a problem that [`Problem::validate`] has passed, and rounds the results where a kernel stores them. Elements that no row writes
+/// keep their bits.
 pub(crate) fn run(problem: &Problem, rows: &IndexReport) -> Result<Problem, Error> {
     let truth = truth(problem)?;
     let mut after = problem.clone();
@@ -171,7 +171,7 @@ pub(crate) fn run(problem: &Problem, rows: &IndexReport) -> Result<Problem, Erro
     Ok(after)
 }
 
-/// A problem's tensors as numbers.
+/// Values of a problem's tensors as f64 and i64.
 struct Values {
     floats: BTreeMap<&'static str, Vec<f64>>,
     indices: BTreeMap<&'static str, Vec<i64>>,
@@ -200,7 +200,7 @@ impl Values {
         self.floats.get(name).map(Vec::as_slice)
     }
 
-    /// Nothing for a tensor that is not there.
+    /// Values of a float tensor; empty if there is none.
     fn floats(&self, name: &str) -> &[f64] {
         self.optional(name).unwrap_or_default()
     }
@@ -209,7 +209,7 @@ impl Values {
         self.indices.get(name).map(Vec::as_slice)
     }
 
-    /// What `of` makes of the problem's rows.
+    /// Calls `of` with the problem in the reference's form.
     fn with<R>(
         &self,
         problem: &Problem,
@@ -290,7 +290,7 @@ impl Values {
         }
     }
 
-    /// A step or a flush of states that wait.
+    /// A step or a flush with deferred write-back, in the reference's form.
     fn waiting<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Deferred<'a> {
         Deferred {
             layer: self.layer(problem, step),
@@ -301,7 +301,7 @@ impl Values {
         }
     }
 
-    /// What there is around a recurrence.
+    /// The layer around a recurrence, in the reference's form.
     fn layer<'a>(&'a self, problem: &Problem, step: Recurrent<'a>) -> Layer<'a> {
         let projection = problem.convolves().then(|| Projection {
             x: self.floats("x"),
@@ -333,7 +333,7 @@ impl Values {
         }
     }
 
-    /// Gates from the token's tensors of these names.
+    /// Gates from the two gate tensors of these names.
     fn gates(&self, gates: GateKind, [first, second]: [&str; 2]) -> Result<TokenGates<'_>, Error> {
         let (first, second) = (self.floats(first), self.floats(second));
         Ok(match gates {
@@ -351,12 +351,12 @@ impl Values {
             GateKind::Kda(decay, beta) => TokenGates::Kda(KdaGates {
                 g: first,
                 kind: match decay {
-                    KdaDecay::Log => kda::KdaGate::Log,
-                    KdaDecay::Softplus => kda::KdaGate::Softplus {
+                    DecayKind::Log => kda::KdaDecay::Log,
+                    DecayKind::Softplus => kda::KdaDecay::Softplus {
                         a_log: self.floats("A_log"),
                         dt_bias: self.optional("dt_bias"),
                     },
-                    KdaDecay::LowerBound(lower_bound) => kda::KdaGate::LowerBound {
+                    DecayKind::LowerBound(lower_bound) => kda::KdaDecay::LowerBound {
                         lower_bound: lower_bound.into(),
                         a_log: self.optional("A_log"),
                         dt_bias: self.optional("dt_bias"),
@@ -373,7 +373,7 @@ impl Values {
     }
 }
 
-/// A kind of the library's that the reference does not know.
+/// Error for a kind of the library that the reference does not have.
 fn not_taken(kind: impl Debug) -> Error {
     Error::Input(format!("reference: {kind:?} is not one of its own"))
 }

@@ -1,8 +1,8 @@
-//! Tables for stdout.
+//! Text tables for stdout.
 
 use comfy_table::{CellAlignment, Table, presets};
 
-/// A table under `headings`; columns but the first are aligned to the right.
+/// A table under `headings`. All columns but the first are aligned to the right.
 #[must_use]
 pub fn table(headings: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();

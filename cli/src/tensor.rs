@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use crate::error::Error;
 
-/// `$body` with `$element` as the Rust type of a dtype.
+/// Evaluates `$body` with `$element` as the Rust type of a dtype.
 macro_rules! with_element {
     ($dtype:expr, $element:ident => $body:block) => {
         match $dtype {
@@ -24,8 +24,7 @@ macro_rules! with_element {
     }};
 }
 
-/// A tensor in host memory, 16-byte aligned as GPU memory is: what the GPU gets a copy of and the simulator
-/// works on.
+/// A tensor in host memory, 16-byte aligned as GPU memory is. A GPU gets a copy of it, and the simulator works on it directly.
 #[derive(Clone, Debug)]
 pub struct HostTensor {
     dtype: DType,
@@ -37,10 +36,10 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// A contiguous tensor with all bits set: NaN, or −1.
+    /// A contiguous tensor with all bits set: floats are NaN, integers −1 or the largest u32.
     ///
     /// # Errors
-    /// [`Error::Input`] where the size overflows or there is no such memory.
+    /// [`Error::Input`] if the size overflows or there is too little memory.
     pub fn new(dtype: DType, dims: &[usize]) -> Result<Self, Error> {
         let mut stride = 1usize;
         let mut strides = vec![0; dims.len()];
@@ -51,11 +50,11 @@ impl HostTensor {
         Self::strided(dtype, dims, &strides, 0)
     }
 
-    /// A view at `strides` and `offset` (both in elements) of storage that is as long as it needs, with all bits
-    /// set: a slice of a packed buffer, or a padded pool.
+    /// A view with `strides` and `offset`, in elements, of new storage that is exactly long enough, with all bits set: for example a slice
+    /// of a packed buffer, or a padded pool.
     ///
     /// # Errors
-    /// As [`HostTensor::new`]'s; also where there are more or fewer strides than dims.
+    /// The errors of [`HostTensor::new`]; more or fewer strides than dims.
     pub fn strided(
         dtype: DType,
         dims: &[usize],
@@ -90,7 +89,7 @@ impl HostTensor {
     /// A contiguous tensor of `values`, rounded to `dtype`.
     ///
     /// # Errors
-    /// As [`HostTensor::new`]'s; also where there are more or fewer values than elements.
+    /// The errors of [`HostTensor::new`]; more or fewer values than elements.
     pub fn from_f64(dtype: DType, dims: &[usize], values: &[f64]) -> Result<Self, Error> {
         let mut tensor = Self::new(dtype, dims)?;
         tensor.fill(values)?;
@@ -115,21 +114,21 @@ impl HostTensor {
         self.dims.iter().product()
     }
 
-    /// The whole storage.
+    /// Bytes of the whole storage.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.bytes]
     }
 
-    /// The whole storage, to be overwritten.
+    /// Bytes of the whole storage, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 
-    /// Borrowed for a kernel that reads it.
+    /// A view for a kernel that reads the tensor.
     ///
     /// # Errors
-    /// [`gated_delta::Error::Range`] for a view whose elements overlap.
+    /// [`gated_delta::Error::Range`] if elements of the view overlap.
     pub fn view(&self) -> Result<Tensor<'_>, gated_delta::Error> {
         let tensor = with_element!(self.dtype, T => {
             let elements = bytemuck::cast_slice::<u8, T>(self.bytes());
@@ -138,10 +137,10 @@ impl HostTensor {
         tensor?.with_strides(&self.strides)
     }
 
-    /// Borrowed for a kernel that writes it.
+    /// A view for a kernel that writes the tensor.
     ///
     /// # Errors
-    /// As [`HostTensor::view`]'s.
+    /// The errors of [`HostTensor::view`].
     pub fn view_mut(&mut self) -> Result<Tensor<'_>, gated_delta::Error> {
         let bytes = &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes];
         let tensor = with_element!(self.dtype, T => {
@@ -151,22 +150,22 @@ impl HostTensor {
         tensor?.with_strides(&self.strides)
     }
 
-    /// The same view of a copy of the storage that lies in GPU memory at `address`.
+    /// The same view of a copy of the storage in GPU memory at `address`.
     ///
     /// # Errors
-    /// As [`HostTensor::view`]'s.
+    /// The errors of [`HostTensor::view`].
     ///
     /// # Safety
-    /// For `'a`, as many bytes as [`HostTensor::bytes`] has lie at `address` in GPU memory, and are read and
-    /// written by others only in stream order with the launches that take the view.
+    /// For `'a`, `address` has to be GPU memory with as many bytes as [`HostTensor::bytes`]. Others may read and write it only in stream
+    /// order with the launches that take the view.
     pub unsafe fn device_view<'a>(&self, address: u64) -> Result<Tensor<'a>, gated_delta::Error> {
         self.view()?;
         let address = address + (self.offset * self.dtype.size_of()) as u64;
-        // SAFETY: the caller's promise; a view of these dims and strides fits, as that of the host's bytes does.
+        // SAFETY: the caller's promise; dims and strides fit into the copy, since they fit into the host's bytes.
         unsafe { Tensor::from_raw(address, self.dtype, &self.dims) }?.with_strides(&self.strides)
     }
 
-    /// The elements in the order of the dims, widened.
+    /// Elements in the order of the dims, widened to f64.
     #[must_use]
     pub fn to_f64(&self) -> Vec<f64> {
         match self.dtype {
@@ -179,7 +178,7 @@ impl HostTensor {
         }
     }
 
-    /// The elements of an index tensor in the order of the dims; of a float tensor, cut to integers.
+    /// Elements of an index tensor in the order of the dims. Floats are truncated to integers.
     #[must_use]
     pub fn to_i64(&self) -> Vec<i64> {
         match self.dtype {
@@ -192,19 +191,19 @@ impl HostTensor {
         }
     }
 
-    /// Overwrites the elements, in the order of the dims, with `values` rounded to the dtype: to f32 first, as
-    /// kernels do, then to the nearest even.
+    /// Overwrites the elements with `values`, in the order of the dims. Values are rounded to f32 first, as in kernels, then to the
+    /// nearest even of the dtype.
     ///
     /// # Errors
-    /// [`Error::Input`] where there are more or fewer values than elements.
+    /// [`Error::Input`] for more or fewer values than elements.
     pub fn fill(&mut self, values: &[f64]) -> Result<(), Error> {
         self.fill_units(values, &[true])
     }
 
-    /// The same of a tensor in as many equal parts as `filled` has: of those that it says.
+    /// As [`fill`](Self::fill), for some of the equal parts of a tensor: part i if `filled[i]`.
     ///
     /// # Errors
-    /// As [`HostTensor::fill`]'s.
+    /// The errors of [`HostTensor::fill`].
     pub(crate) fn fill_units(&mut self, values: &[f64], filled: &[bool]) -> Result<(), Error> {
         if values.len() != self.elements() {
             return Err(Error::Input(format!(
@@ -246,7 +245,7 @@ impl HostTensor {
         }
     }
 
-    /// Where the elements lie in the storage, in the order of the dims.
+    /// Positions of the elements in the storage, in the order of the dims.
     fn positions(&self) -> impl Iterator<Item = usize> + use<> {
         let (dims, strides) = (self.dims.clone(), self.strides.clone());
         let mut index = vec![0usize; dims.len()];
@@ -267,7 +266,7 @@ impl HostTensor {
     }
 }
 
-/// Elements from the first to behind the last; `None` where a number of elements overflows.
+/// Elements from the first to the last, both included; `None` if the number overflows.
 fn span(dims: &[usize], strides: &[usize]) -> Option<usize> {
     let elements = dims
         .iter()

@@ -1,4 +1,4 @@
-//! What a problem's launch takes on a GPU, beside a plain copy.
+//! Time of a problem's launch on a GPU, and the bandwidth of a plain copy.
 
 use gated_delta_harness::timing::{self, cold_sets, copy_ceiling};
 
@@ -6,17 +6,17 @@ use crate::cuda::{Cuda, Upload};
 use crate::error::Error;
 use crate::problem::Problem;
 
-/// Fewest launches of a graph.
+/// Fewest launches in a graph.
 const LAUNCHES: usize = 64;
-/// Most copies of a problem.
+/// Most copies of a problem in GPU memory.
 const MOST_COPIES: usize = 256;
 
-/// What a launch takes.
+/// Time of a launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
-    /// µs of a launch, the gap to the next included: the median of replays of a graph of launches.
+    /// Time per launch in µs, with the gap to the next one: median over replays of a graph of launches.
     pub micros: f64,
-    /// 10⁹ bytes that it must move, per second.
+    /// Bandwidth in GB/s, from the bytes that a launch has to move.
     pub gb_per_second: f64,
 }
 
@@ -28,10 +28,10 @@ pub struct Timer<'a> {
 }
 
 impl<'a> Timer<'a> {
-    /// A timer that has measured a copy.
+    /// A timer. Measures the bandwidth of a copy first.
     ///
     /// # Errors
-    /// [`Error::Library`] where the GPU has too little memory, or fails.
+    /// [`Error::Library`] if the GPU has too little memory, or fails.
     pub fn new(cuda: &'a Cuda) -> Result<Self, Error> {
         Ok(Self {
             cuda,
@@ -40,17 +40,17 @@ impl<'a> Timer<'a> {
         })
     }
 
-    /// 10⁹ bytes per second, read and written, of a large copy within GPU memory.
+    /// Bandwidth of a large copy within GPU memory in GB/s, bytes read plus bytes written.
     #[must_use]
     pub fn copy_gb_per_second(&self) -> f64 {
         self.copy_gb_per_second
     }
 
-    /// Times a problem that [`Problem::validate`] has passed. Launches rotate over as many copies of it as do not fit
-    /// into the level-2 cache, so that every launch finds its states in memory.
+    /// Times a problem that [`Problem::validate`] has passed. The launches rotate over more copies of the problem than fit into the level-2
+    /// cache, so that every launch reads its states from memory.
     ///
     /// # Errors
-    /// [`Error::Library`] where the GPU has too little memory, or fails.
+    /// [`Error::Library`] if the GPU has too little memory, or fails.
     pub fn time(&self, problem: &Problem) -> Result<Timing, Error> {
         let (library, stream) = (self.cuda.library(), self.timer.stream.as_ref());
         let copies = cold_sets(problem.tensor("state")?.bytes().len()).min(MOST_COPIES);
@@ -62,8 +62,8 @@ impl<'a> Timer<'a> {
             .map(|upload| Ok(problem.arguments(&upload.views(problem)?)?.work()?))
             .collect::<Result<Vec<_>, Error>>()?;
         let launches = LAUNCHES.next_multiple_of(copies);
-        // SAFETY: the uploads outlive the timing, which waits for every launch, and are used by nobody else; the
-        // problem has been validated: no two rows meet in a slot.
+        // SAFETY: the uploads outlive the timing, which waits for every launch, and have no other user; the problem has been validated:
+        // no two rows write the same slot.
         let micros = self.timer.graph(launches, |i| unsafe {
             library.launch(stream, &*works[i % copies])
         })?;

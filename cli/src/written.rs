@@ -1,31 +1,31 @@
-//! What a launch writes of each tensor.
+//! The parts of each tensor that a launch writes.
 
 use gated_delta::IndexReport;
 
 use crate::problem::{Problem, RINGS};
 use crate::tensor::HostTensor;
 
-/// Whether each unit of a result is written.
+/// Whether each unit of a result is written. A unit is written as a whole or not at all.
 pub(crate) struct Written {
     tokens: Vec<bool>,
     slots: Vec<bool>,
-    /// Of windows: each of a slot's columns, channel by channel, where there are token slots, else the slot.
+    /// Units of windows: with token slots, each column of a slot, channel by channel; else each slot.
     windows: Vec<bool>,
-    /// Of all rows, one row's behind the other's.
+    /// Snapshots of all rows, one row after the other.
     steps: Vec<bool>,
     /// Entries of the rings of keys, updates, decays and inputs.
     entries: [Vec<bool>; 4],
 }
 
 impl Written {
-    /// Of a problem whose rows are these.
+    /// The written units of a problem. `rows` tells the inactive rows.
     pub(crate) fn of(problem: &Problem, rows: &IndexReport) -> Self {
         let steps = problem.dim("snapshots", 1);
         let tokens = problem.tokens();
         let [slots, channels, columns] = [0, 1, 2].map(|dim| problem.dim("conv_state", dim));
         let has_token_slots = problem.tensors.contains_key("token_slots");
         let mut written = Self {
-            // Those of no row and of inactive ones with zeros; without rows nothing is launched.
+            // Outputs of no row and of inactive rows are zeroed; without rows nothing is launched.
             tokens: vec![!tokens.is_empty(); problem.dim("o", 0) * problem.dim("o", 1)],
             slots: vec![false; problem.dim("state", 0)],
             windows: match has_token_slots {
@@ -78,7 +78,7 @@ impl Written {
         written
     }
 
-    /// Whether each unit of a result is written; of one that has none, as if it were one and were not.
+    /// Whether each unit of the result `name` is written. Empty for a result without units, which counts as not written.
     pub(crate) fn units(&self, name: &str) -> &[bool] {
         match name {
             "o" => &self.tokens,
@@ -92,7 +92,7 @@ impl Written {
         }
     }
 
-    /// What a unit of that result is called: it is written as a whole or not at all.
+    /// Name of a unit of the result `name`.
     pub(crate) fn unit(&self, name: &str) -> &'static str {
         match name {
             "o" => "token",

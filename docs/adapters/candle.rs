@@ -1,5 +1,5 @@
-//! candle's CUDA tensors as gated-delta takes them: no copy, no wait, on the device's own stream. One file, which an engine on another
-//! candle (from git, a fork) copies; `candle-gated-delta` has it as its module `cuda`.
+//! Passes candle's CUDA tensors to gated-delta: without a copy or a wait, on the device's own stream. An engine on another version of
+//! candle (from git, or a fork) copies this one file; in `candle-gated-delta` it is the module `cuda`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -9,10 +9,10 @@ use candle_core::cuda_backend::cudarc::driver::DevicePtr;
 use candle_core::{CudaDevice, Error, Result, Storage, StorageRef, Tensor};
 use gated_delta::{Context, DType, Device, Library, StreamRef, Work};
 
-/// The kernels for a device: one library for each GPU, made when it is first asked for.
+/// The library for a device. There is one for each GPU, made when it is first asked for.
 ///
 /// # Errors
-/// What the driver says of a GPU.
+/// The driver's errors for a GPU.
 pub fn library(device: &CudaDevice) -> Result<Library> {
     static LIBRARIES: OnceLock<Mutex<HashMap<usize, Library>>> = OnceLock::new();
     let ordinal = device.cuda_stream().context().ordinal();
@@ -24,21 +24,21 @@ pub fn library(device: &CudaDevice) -> Result<Library> {
         return Ok(library.clone());
     }
     let number = i32::try_from(ordinal).map_err(Error::wrap)?;
-    // candle's context is the GPU's primary one, which this retains too.
+    // candle's context is the GPU's primary context, which this retains too.
     let gpu = Device::get(number).map_err(Error::wrap)?;
     let library = Library::new(&Context::primary(gpu).map_err(Error::wrap)?);
     libraries.insert(ordinal, library.clone());
     Ok(library)
 }
 
-/// Enqueues on the device's stream.
+/// Enqueues a launch on the device's stream.
 ///
 /// # Errors
-/// Whatever the arguments break of their rules, named; compile and launch failures.
+/// Any rule that the arguments break, with the argument's name; failures to compile and to launch.
 ///
 /// # Safety
-/// The tensors of `work` are of this device, and held until this returns: candle then frees them in the order of the stream. What is
-/// written is used by nobody else meanwhile, and no two live rows write one slot.
+/// The tensors of `work` are on this device and held until this returns: candle then frees them in the order of the stream. Nobody else
+/// uses memory that the launch writes in the meantime, and no two live rows write the same slot.
 pub unsafe fn launch<W: Work>(library: &Library, device: &CudaDevice, work: &W) -> Result<()> {
     let stream = device.cuda_stream();
     // SAFETY: the stream outlives the call; the rest is the caller's promise.
@@ -48,28 +48,29 @@ pub unsafe fn launch<W: Work>(library: &Library, device: &CudaDevice, work: &W) 
     }
 }
 
-/// A tensor at its own address, with its own strides, written or not. The guard that is returned with it keeps the storage until the launch.
+/// A tensor at its own address and with its own strides, to be read or written. The guard that is returned with it keeps the storage until
+/// the launch.
 ///
 /// # Errors
 /// [`Error`] for a tensor on another device, or of a dtype that launches do not take.
 ///
 /// # Safety
-/// The view is not used after the guard is dropped, but by launches that were enqueued before.
+/// After the guard is dropped, only launches that were enqueued before may use the view.
 pub unsafe fn tensor(of: &Tensor) -> Result<(gated_delta::Tensor<'_>, StorageRef<'_>)> {
     let (storage, layout) = of.storage_and_layout();
     let (address, dtype) = address(&storage)?;
     let address = address + (layout.start_offset() * dtype.size_of()) as u64;
-    // SAFETY: candle's views lie in their storages, which the guard keeps.
+    // SAFETY: candle's views are within their storages, which the guard keeps.
     let view = unsafe { gated_delta::Tensor::from_raw(address, dtype, layout.dims()) };
     let view = view.and_then(|view| view.with_strides(layout.stride()));
     Ok((view.map_err(Error::wrap)?, storage))
 }
 
-/// Where a storage begins, and what it holds. cudarc's guard of the address is dropped at once, since all is on one stream; with more than
-/// one, an engine orders them by its own events.
+/// Address and dtype of a storage. cudarc's guard of the address is dropped at once, since all work is on one stream. An engine with
+/// several streams orders them by its own events.
 ///
 /// # Errors
-/// As [`tensor`]'s.
+/// The errors of [`tensor`].
 pub fn address(storage: &Storage) -> Result<(u64, DType)> {
     let Storage::Cuda(storage) = storage else {
         return Err(Error::msg("wanted a tensor on a CUDA device"));

@@ -1,12 +1,12 @@
-//! What the fuzzer's bytes say: gates, a way of keeping states, options, and the form of every tensor, most of them as
-//! they should be.
+//! Reads the fuzzer's bytes as a launch: gates, a way of keeping states, options, and the form of every tensor. Most of the forms fit
+//! the launch.
 
 use gated_delta::tensor::MAX_DIMS;
 use gated_delta::{
     Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout,
 };
 use gated_delta_harness::arguments::{
-    Arguments, Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed, Pending,
+    Arguments, Convolved, DecayKind, GateKind, GatedNorm, Kept, New, Operator, Packed, Pending,
     Tokens,
 };
 use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
@@ -14,22 +14,22 @@ use libfuzzer_sys::arbitrary::{Arbitrary, Result, Unstructured};
 use crate::form::Form;
 use crate::sizes::{Sizes, draw_tokens};
 
-/// An arbitrary launch without memory.
+/// A launch on tensors without memory, drawn from the fuzzer's bytes.
 #[derive(Debug)]
 pub struct Draft {
-    /// Which tensors there are, by their positions in `forms`.
+    /// The launch's tensors, each by its position in `forms`.
     pub arguments: Arguments<usize>,
-    /// The tensors and their names.
+    /// Names and forms of the tensors.
     pub forms: Vec<(&'static str, Form)>,
-    /// Tokens of a packed row where they all have as many.
+    /// Tokens of each packed row, if all rows have the same length.
     pub tokens: usize,
-    /// What index tensors are filled with, over and over; where there are none, with ascending numbers.
+    /// Values that index tensors are filled with, in a cycle. If empty, they are filled with ascending numbers.
     pub indices: Vec<i64>,
-    /// Which of the variants is launched.
+    /// Number of the variant to launch, modulo the count of variants.
     pub variant: u8,
 }
 
-/// How a launch keeps states.
+/// Way in which a launch keeps states.
 #[derive(Clone, Copy, PartialEq)]
 enum Keeping {
     InPlace,
@@ -56,13 +56,13 @@ impl Keeping {
         Self::Flush,
     ];
 
-    /// States wait for the tokens of a ring.
+    /// Whether the states' write-back is deferred, with a ring of pending tokens.
     fn is_deferred(self) -> bool {
         matches!(self, Self::Pending | Self::Flush)
     }
 }
 
-/// True once in about `n` times; false where the bytes are used up.
+/// True about once in `n` calls. False once the bytes are used up.
 pub fn rarely(u: &mut Unstructured<'_>, n: u8) -> Result<bool> {
     Ok(u.int_in_range(0..=n - 1)? == n - 1)
 }
@@ -78,7 +78,7 @@ impl<'a> Arbitrary<'a> for Draft {
             sizes.wait(options.formulation);
         }
         let parallel = options.formulation == Formulation::Parallel;
-        // Drafts of KDA go without.
+        // Drafts of KDA have neither convolution nor norm in parallel kernels.
         let has_layer = !parallel || gates.operator() == Operator::Gdn || rarely(u, 16)?;
         let convolves = keeping.is_deferred() && has_layer && rarely(u, 2)?;
         let of_parallel = options.formulation == Formulation::Parallel && !rarely(u, 8)?;
@@ -111,7 +111,7 @@ impl<'a> Arbitrary<'a> for Draft {
             forms[bent].1.bend(u)?;
         }
         let (indices, variant) = (indices(u)?, u.arbitrary()?);
-        // Last, so that the bytes of a corpus say what they said before.
+        // Drawn last, so that the bytes of an older corpus keep their meaning.
         if u.arbitrary()? {
             arguments.options.formulation = Formulation::Auto;
         }
@@ -132,10 +132,10 @@ fn gates(u: &mut Unstructured<'_>) -> Result<GateKind> {
         3 => GateKind::Given,
         _ => {
             let decay = match u.int_in_range(0..=3)? {
-                0 => KdaDecay::Log,
-                1 => KdaDecay::Softplus,
-                2 => KdaDecay::LowerBound(-5.0),
-                _ => KdaDecay::LowerBound(-u.arbitrary::<f32>()?.abs()),
+                0 => DecayKind::Log,
+                1 => DecayKind::Softplus,
+                2 => DecayKind::LowerBound(-5.0),
+                _ => DecayKind::LowerBound(-u.arbitrary::<f32>()?.abs()),
             };
             GateKind::Kda(decay, *u.choose(&[KdaBeta::Given, KdaBeta::Logit])?)
         }
@@ -165,20 +165,20 @@ fn options(u: &mut Unstructured<'_>, keeping: Keeping) -> Result<Options> {
     }))
 }
 
-/// Draws the tensors of a launch.
+/// Draws the tensors of a launch from the fuzzer's bytes.
 struct Draw<'d, 'a> {
     u: &'d mut Unstructured<'a>,
     gates: GateKind,
     sizes: &'d Sizes,
-    /// Of the states.
+    /// Dtype of the states.
     state: DType,
-    /// Of what a convolution makes q, k and v of, where there is one.
+    /// Dtype of a convolution's input, if there is a convolution.
     x: Option<DType>,
     forms: Vec<(&'static str, Form)>,
 }
 
 impl Draw<'_, '_> {
-    /// A tensor; where it stands in `forms`.
+    /// Draws a tensor and returns its position in `forms`.
     fn tensor(&mut self, name: &'static str) -> Result<usize> {
         let dims = self.sizes.dims(name, self.gates.operator(), self.u)?;
         let dtype = match (name, self.x) {
@@ -191,7 +191,7 @@ impl Draw<'_, '_> {
         Ok(self.forms.len() - 1)
     }
 
-    /// The same where it is wanted.
+    /// As [`tensor`](Self::tensor), if `wanted`.
     fn wanted(&mut self, wanted: bool, name: &'static str) -> Result<Option<usize>> {
         wanted.then(|| self.tensor(name)).transpose()
     }
@@ -249,7 +249,7 @@ impl Draw<'_, '_> {
         })
     }
 
-    /// Windows wait with [`Formulation::Parallel`], mostly.
+    /// Ring of pending tokens. With [`Formulation::Parallel`] a convolution's inputs are mostly pending too.
     fn pending(&mut self, options: Options, is_flush: bool) -> Result<Pending<usize>> {
         let waits = self.x.is_some() && options.formulation == Formulation::Parallel;
         let inputs = self.x.is_some() && (waits != rarely(self.u, 16)?);
@@ -276,7 +276,7 @@ impl Draw<'_, '_> {
         })
     }
 
-    /// What goes together.
+    /// Draws the tensors of a launch that keeps states in this way.
     fn arguments(&mut self, keeping: Keeping, options: Options) -> Result<Arguments<usize>> {
         let is_commit = keeping == Keeping::Commit;
         let has_previous = matches!(keeping, Keeping::Resume | Keeping::Commit);
@@ -296,9 +296,11 @@ impl Draw<'_, '_> {
         };
         let (a_log, dt_bias) = match self.gates {
             GateKind::Raw(_) => (true, true),
-            GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => (false, false),
-            GateKind::Kda(KdaDecay::Softplus, _) => (true, self.u.arbitrary()?),
-            GateKind::Kda(KdaDecay::LowerBound(_), _) => (self.u.arbitrary()?, self.u.arbitrary()?),
+            GateKind::Given | GateKind::Kda(DecayKind::Log, _) => (false, false),
+            GateKind::Kda(DecayKind::Softplus, _) => (true, self.u.arbitrary()?),
+            GateKind::Kda(DecayKind::LowerBound(_), _) => {
+                (self.u.arbitrary()?, self.u.arbitrary()?)
+            }
         };
         let of_tokens = keeping == Keeping::TokenSlots;
         let of_rows = !of_tokens && !matches!(keeping, Keeping::InPlace | Keeping::Snapshots);
@@ -347,7 +349,7 @@ impl Draw<'_, '_> {
         })
     }
 
-    /// Something that is there no longer is, or the reverse.
+    /// Removes an optional tensor that is there, or adds one that is not.
     fn toggle(&mut self, arguments: &mut Arguments<usize>) -> Result<()> {
         let (name, tensor) = match self.u.int_in_range(0..=9)? {
             0 => ("A_log", &mut arguments.a_log),
@@ -378,7 +380,7 @@ impl Draw<'_, '_> {
     }
 }
 
-/// How many of a tensor's outermost dims have strides of their own.
+/// Number of outermost dims of the tensor `name` whose strides are free.
 fn free_dims(name: &str) -> usize {
     match name {
         "A_log" | "dt_bias" => 0,
@@ -389,7 +391,7 @@ fn free_dims(name: &str) -> usize {
     }
 }
 
-/// What index tensors are filled with: mostly nothing in particular.
+/// Values for the index tensors; mostly none, for ascending numbers.
 fn indices(u: &mut Unstructured<'_>) -> Result<Vec<i64>> {
     let count = if rarely(u, 3)? {
         u.int_in_range(1..=8)?
@@ -403,7 +405,7 @@ fn indices(u: &mut Unstructured<'_>) -> Result<Vec<i64>> {
     (0..count).map(|_| index(u)).collect()
 }
 
-/// One that the tensor of that name may have.
+/// A dtype that the tensor `name` may have.
 fn dtype(name: &str, state: DType, u: &mut Unstructured<'_>) -> Result<DType> {
     let (floats, indices) = (
         [DType::F32, DType::Bf16, DType::F16],

@@ -5,9 +5,9 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
 use crate::draft::rarely;
 
-/// Where a tensor that is in no memory begins.
+/// Address of tensors without memory.
 const NOWHERE: u64 = 0x7f00_0000_0000;
-/// Most elements of a tensor that is in memory.
+/// Most elements of a tensor that is put in memory.
 const MOST_ELEMENTS: usize = 1 << 21;
 
 const DTYPES: [DType; 6] = [
@@ -19,7 +19,7 @@ const DTYPES: [DType; 6] = [
     DType::U32,
 ];
 
-/// A tensor without memory.
+/// Form of a tensor, without memory.
 #[derive(Debug)]
 pub struct Form {
     pub dtype: DType,
@@ -29,7 +29,7 @@ pub struct Form {
 }
 
 impl Form {
-    /// A tensor of these dims; there may be gaps between the entries of the `free` outermost ones.
+    /// A tensor of these dims. There may be gaps between the entries of its `free` outermost dims.
     pub fn draw(
         dtype: DType,
         dims: Vec<usize>,
@@ -59,7 +59,7 @@ impl Form {
         })
     }
 
-    /// Makes it another tensor in one way or two.
+    /// Changes the dtype, a dim or a stride, once or twice.
     pub fn bend(&mut self, u: &mut Unstructured<'_>) -> Result<()> {
         let size = |u: &mut Unstructured<'_>| match u.int_in_range(0..=3)? {
             0 => Ok(1usize.checked_shl(u.int_in_range(0..=63)?).unwrap_or(0)),
@@ -94,7 +94,7 @@ impl Form {
         Ok(())
     }
 
-    /// Whether there is memory for it.
+    /// Whether the tensor is small enough to be put in memory.
     pub fn is_small(&self) -> bool {
         let elements = self
             .dims
@@ -108,10 +108,10 @@ impl Form {
         self.dims.contains(&0) || bounded(span) && bounded(elements)
     }
 
-    /// The tensor at an address that nothing may follow.
+    /// The tensor at [`NOWHERE`], for checks that touch no memory.
     pub fn nowhere(&self) -> std::result::Result<Tensor<'static>, Error> {
         let bytes = (self.offset * self.dtype.size_of()) as u64;
-        // SAFETY: tensors of this address are checked, never launched with.
+        // SAFETY: tensors at this address are checked and never launched with.
         let tensor = unsafe { Tensor::from_raw(NOWHERE + bytes, self.dtype, &self.dims) }?;
         tensor.with_strides(&self.strides)
     }

@@ -1,5 +1,5 @@
-//! Shapes and strides: whatever a launch's tensors are, an error, or a launch that stays inside of them. The simulator
-//! is the judge: it knows the elements of every view and stops a kernel that touches anything else.
+//! Fuzzes shapes and strides: whatever the tensors of a launch are, there has to be an error, or a launch that stays inside of them. The
+//! simulator decides: it knows the elements of every view and stops a kernel that touches any other memory.
 #![no_main]
 
 mod draft;
@@ -26,7 +26,7 @@ fuzz_target!(|draft: Draft| {
     }
 });
 
-/// What needs no memory, on tensors of any size: no number overflows.
+/// Runs the checks that need no memory, on tensors of any size. No number may overflow.
 fn check_nowhere(draft: &Draft) {
     let views: Result<Vec<_>, Error> = (draft.forms.iter())
         .map(|(_, form)| form.nowhere())
@@ -38,7 +38,7 @@ fn check_nowhere(draft: &Draft) {
     if let Ok(entry) = work.selected() {
         let bytes = work.bytes();
         bytes.unwrap_or_else(|error| panic!("selected, but of no size: {error}"));
-        // Recipes are for GPUs.
+        // Only GPUs load recipes, and they run proved entries only.
         if entry.is_proved() {
             let recipe = work.recipe();
             recipe.unwrap_or_else(|error| panic!("selected, but without a recipe: {error}"));
@@ -46,7 +46,7 @@ fn check_nowhere(draft: &Draft) {
     }
 }
 
-/// A launch in memory that is as long as the tensors are.
+/// Launches the draft in memory that is exactly as long as the tensors.
 fn launch(draft: &Draft) {
     let Some(mut memory) = draft.memory() else {
         return;
@@ -55,8 +55,8 @@ fn launch(draft: &Draft) {
     let validate = |work: &dyn Work| SIMULATOR.validate(stream, work);
     match with_work(draft, &arguments, &mut memory, validate) {
         Some(Ok(_)) => {}
-        // Bounds that no launch means are skipped, as long as no two rows write one output. Who else writes what is
-        // not looked at then.
+        // The kernels skip rows whose bounds no launch can mean. The draft is launched anyway if no two rows write the same output,
+        // without the tensors for which the check would also have looked for overlapping writes.
         Some(Err(Error::Index { .. })) if rows_are_apart(draft, &memory) => {
             arguments = Arguments {
                 update_state: false,
@@ -76,14 +76,14 @@ fn launch(draft: &Draft) {
             return;
         };
         let variant = variants[usize::from(draft.variant) % variants.len()];
-        // SAFETY: a simulated launch is over when the call returns, the tensors are this function's own, and no two
-        // rows meet in a slot.
+        // SAFETY: a simulated launch is over when the call returns, the tensors belong to this function, and no two rows write the
+        // same slot.
         let launched = unsafe { SIMULATOR.launch_with(stream, work, variant) };
         launched.unwrap_or_else(|error| panic!("checked, but not launched: {error}\n{draft:#?}"));
     });
 }
 
-/// What `look` makes of the arguments in `memory`; `None` where they are none.
+/// Calls `look` with the library's arguments in `memory`. `None` if the draft makes no arguments.
 fn with_work<R>(
     draft: &Draft,
     arguments: &Arguments<usize>,
@@ -105,7 +105,7 @@ fn with_views<'a>(arguments: &Arguments<usize>, views: &[Tensor<'a>]) -> Argumen
     arguments
 }
 
-/// Whether the tensor of that name is written.
+/// Whether a launch writes the tensor `name`.
 fn writes(arguments: &Arguments<usize>, name: &str) -> bool {
     match name {
         "o" | "snapshots" | "write_pool" => true,
@@ -116,14 +116,14 @@ fn writes(arguments: &Arguments<usize>, name: &str) -> bool {
     }
 }
 
-/// No two rows of `cu_seqlens` that are within bounds have a token in common, with each other or with the tokens before the
-/// first bound and behind the last one, which get zeros.
+/// Whether no token belongs to two ranges: to two rows of `cu_seqlens` within bounds, or to a row and the tokens before the first or
+/// after the last bound, which get zeros.
 fn rows_are_apart(draft: &Draft, memory: &[HostTensor]) -> bool {
     let (Some(packed), Some(new)) = (draft.arguments.packed, draft.arguments.new) else {
         return false;
     };
     let total = memory[new.q].dims().get(1).copied().unwrap_or(0);
-    // A prefill takes rows of up to 64 tokens whatever is said of them.
+    // A prefill accepts rows of up to 64 tokens whatever `max_tokens` says.
     let is_prefill =
         draft.arguments.options.formulation == Formulation::Auto && packed.max_tokens > MAX_TOKENS;
     let most = match is_prefill {
@@ -137,7 +137,7 @@ fn rows_are_apart(draft: &Draft, memory: &[HostTensor]) -> bool {
     };
     let bounds = memory[packed.cu_seqlens].to_i64();
     let mut rows: Vec<_> = bounds.windows(2).filter_map(row).collect();
-    // As `clear_rest` of the kernels has them: a bound outside of the tokens says nothing.
+    // As in the kernels' `clear_rest`: a bound outside of the tokens is ignored.
     let bound = |bound: Option<&i64>| {
         let bound = usize::try_from(*bound?).ok()?;
         (bound <= total).then_some(bound)
@@ -156,7 +156,7 @@ fn rows_are_apart(draft: &Draft, memory: &[HostTensor]) -> bool {
 }
 
 impl Draft {
-    /// The tensors, indices filled; `None` where there is no such memory.
+    /// Memory for the tensors, with index tensors filled. `None` if a form is no valid tensor.
     fn memory(&self) -> Option<Vec<HostTensor>> {
         let tensor = |(name, form): &(&str, form::Form)| {
             let tensor = HostTensor::strided(form.dtype, &form.dims, &form.strides, form.offset);
@@ -171,7 +171,7 @@ impl Draft {
         self.forms.iter().map(tensor).collect()
     }
 
-    /// What is in an index tensor of so many elements.
+    /// Values of an index tensor of `count` elements.
     fn values(&self, name: &str, count: usize) -> Vec<f64> {
         let step = if name == "cu_seqlens" { self.tokens } else { 1 };
         let ascending = (0..count).map(|i| (i * step) as f64);

@@ -1,4 +1,4 @@
-//! Sizes, and the dims that tensors should have for them.
+//! Sizes of a launch, and the dims of each tensor that follow from them.
 
 use gated_delta::Formulation;
 use gated_delta::step::pending::max_pending;
@@ -7,27 +7,27 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
 use crate::draft::rarely;
 
-/// The sizes that dims are made of.
+/// Sizes that decide the dims of tensors.
 pub struct Sizes {
-    /// B.
+    /// Rows, B.
     pub rows: usize,
-    /// T.
+    /// Tokens of a row, T.
     pub tokens: usize,
-    /// T'.
+    /// Previous tokens of a row, T'.
     previous: usize,
     pub heads: usize,
     value_heads: usize,
     dim: usize,
     slots: usize,
     pub packed: bool,
-    /// W
+    /// Taps of the convolution, W.
     pub taps: usize,
-    /// N and R.
+    /// Most pending tokens N and ring entries R.
     pub ring: [usize; 2],
 }
 
 impl Sizes {
-    /// Small ones, most of which some kernel takes.
+    /// Draws small sizes, most of which some kernel accepts.
     pub fn draw(u: &mut Unstructured<'_>) -> Result<Self> {
         let heads = if rarely(u, 16)? {
             u.int_in_range(0..=5)?
@@ -56,7 +56,7 @@ impl Sizes {
         })
     }
 
-    /// As they are of states that wait: of one token and 8 pending ones, or of 8 and 16.
+    /// Limits tokens and ring to what deferred write-back accepts: 1 token and 8 pending ones, or 8 and 16 in the parallel formulation.
     pub fn wait(&mut self, formulation: Formulation) {
         let tokens = match formulation {
             Formulation::Parallel => 8,
@@ -68,7 +68,7 @@ impl Sizes {
         self.ring[1] = self.ring[1].max(self.ring[0] + self.tokens);
     }
 
-    /// What the tensor of that name should have.
+    /// Dims that the tensor `name` should have.
     pub fn dims(
         &self,
         name: &str,
@@ -140,7 +140,7 @@ impl Sizes {
     }
 }
 
-/// A number of tokens, mostly a small one.
+/// A number of tokens, mostly small.
 pub fn draw_tokens(u: &mut Unstructured<'_>) -> Result<usize> {
     match u.int_in_range(0..=7)? {
         0 => u.int_in_range(0..=17),

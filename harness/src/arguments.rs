@@ -1,16 +1,16 @@
-//! A launch whose kind is known at run time: of a file, of a random case, of a cell of a table.
+//! Arguments of a launch whose kind is known at run time only: read from a file, drawn at random, or from a cell of a table.
 //!
-//! The library's own arguments differ in type where they differ in kind. Here everything is one struct of optional
-//! tensors, and [`Arguments::work`] makes the library's arguments of it, or says what contradicts itself.
+//! The library has a type for each kind of launch. [`Arguments`] is one struct of optional tensors for all kinds, and
+//! [`Arguments::work`] makes the library's arguments from it, or names the contradiction.
 
 use gated_delta::error::excludes;
 use gated_delta::step::Update;
 use gated_delta::{
     Activation, BetaScale, Commit, Convolution, Error, Flush, Gates, GdnGates, Inputs, KdaBeta,
-    KdaGate, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
+    KdaDecay, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
 };
 
-/// Whose layer.
+/// The recurrence: Gated DeltaNet or Kimi Delta Attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operator {
     /// One decay per value head.
@@ -19,13 +19,13 @@ pub enum Operator {
     Kda,
 }
 
-/// V, where kernels take this K.
+/// Value head dim V of the kernels with key head dim K = `key_dim`.
 #[must_use]
 pub const fn value_dim(key_dim: usize) -> usize {
     if key_dim == 96 { 192 } else { key_dim }
 }
 
-/// How gates come; whose they are says whose layer it is.
+/// Form of the gates, which also decides the operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GateKind {
     /// GDN: computed from `a`, `b`, `A_log` and `dt_bias`.
@@ -33,22 +33,22 @@ pub enum GateKind {
     /// GDN: `g` is the log decay, `beta` is β.
     Given,
     /// KDA.
-    Kda(KdaDecay, KdaBeta),
+    Kda(DecayKind, KdaBeta),
 }
 
-/// What KDA's `g` is.
+/// Meaning of KDA's gate tensor `g`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum KdaDecay {
-    /// The log decay.
+pub enum DecayKind {
+    /// `g` is the log decay.
     Log,
-    /// What the log decay is computed from, with `A_log` and perhaps `dt_bias`.
+    /// The log decay is −exp(`A_log`) · softplus(`g` + `dt_bias`); `dt_bias` is optional.
     Softplus,
-    /// The same with a lower bound of the log decay; perhaps with `A_log` and `dt_bias`.
+    /// The log decay is this lower bound · sigmoid(exp(`A_log`) · (`g` + `dt_bias`)); `A_log` and `dt_bias` are optional.
     LowerBound(f32),
 }
 
 impl GateKind {
-    /// Whose gates they are.
+    /// The operator that the gates belong to.
     #[must_use]
     pub const fn operator(self) -> Operator {
         match self {
@@ -57,7 +57,7 @@ impl GateKind {
         }
     }
 
-    /// Names of a token's gates in errors of the library.
+    /// Names of the gate tensors of new tokens in errors of the library.
     #[must_use]
     pub const fn names(self) -> [&'static str; 2] {
         match self {
@@ -66,7 +66,7 @@ impl GateKind {
         }
     }
 
-    /// The same of the previous tokens.
+    /// Names of the gate tensors of previous tokens in errors of the library.
     #[must_use]
     pub const fn previous_names(self) -> [&'static str; 2] {
         match self {
@@ -76,40 +76,40 @@ impl GateKind {
     }
 }
 
-/// Tensors of some tokens.
+/// Keys, values and gates of T tokens in each of B rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tokens<T> {
     /// `[B, T, H, K]`
     pub k: T,
     /// `[B, T, HV, V]`
     pub v: T,
-    /// `a` or `g`
+    /// `a` or `g`: `[B, T, HV]`, KDA `[B, T, HV, K]`
     pub gate: T,
-    /// `b` or `beta`
+    /// `b` or `beta`: `[B, T, HV]`
     pub beta: T,
 }
 
-/// Tokens that are read from the state.
+/// New tokens, which have queries and outputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct New<T> {
     /// `[B, T, H, K]`
     pub q: T,
-    /// What else they bring.
+    /// Keys, values and gates.
     pub tokens: Tokens<T>,
     /// `[B, T, HV, V]`
     pub o: T,
 }
 
-/// New tokens whose q, k and v a convolution makes.
+/// New tokens whose q, k and v are computed from `x` by a convolution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Convolved<T> {
     /// `[B, T, D]`
     pub x: T,
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// `a` or `g`
+    /// `a` or `g`, as in [`Tokens`].
     pub gate: T,
-    /// `b` or `beta`
+    /// `b` or `beta`, as in [`Tokens`].
     pub beta: T,
     /// `[B, T, HV, V]`
     pub o: T,
@@ -117,89 +117,89 @@ pub struct Convolved<T> {
     pub weight: T,
     /// `[D]`
     pub bias: Option<T>,
-    /// Of the sums.
+    /// Activation of the convolution's sums.
     pub activation: Activation,
-    /// `[P, D, W − 1]`, with token slots `[P, D, W − 2 + T]`.
+    /// Windows of the convolution: `[P, D, W − 1]`, with token slots `[P, D, W − 2 + T]`.
     pub windows: T,
-    /// As `windows`.
+    /// Windows to write, where they are not `windows`; same dims.
     pub write_windows: Option<T>,
-    /// `[B, steps, D, W − 1]`
+    /// Window after each token: `[B, steps, D, W − 1]`
     pub window_snapshots: Option<T>,
 }
 
-/// A norm of the outputs, gated by z.
+/// RMS norm of the outputs, gated by `z`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedNorm<T> {
     /// `[B, T, HV, V]`
     pub z: T,
     /// `[V]`
     pub weight: T,
-    /// Added to the mean of o².
+    /// Epsilon that is added to the mean of o².
     pub eps: f32,
-    /// Of z.
+    /// Activation of `z`.
     pub activation: Activation,
 }
 
-/// Tokens of which the first ones are committed.
+/// Previous tokens, of which a resume or a commit makes the first `keep` part of the state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kept<T> {
-    /// What they brought.
+    /// Keys, values and gates of the previous tokens.
     pub tokens: Tokens<T>,
-    /// `[B]`
+    /// Number of kept tokens of each row: `[B]`
     pub keep: T,
 }
 
-/// The same, whose k and v a convolution makes.
+/// As [`Kept`], with k and v computed from `x` by a convolution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KeptX<T> {
     /// `[B, T', D]`
     pub x: T,
-    /// `a` or `g`
+    /// `a` or `g`, as in [`Tokens`].
     pub gate: T,
-    /// `b` or `beta`
+    /// `b` or `beta`, as in [`Tokens`].
     pub beta: T,
-    /// `[B]`
+    /// Number of kept tokens of each row: `[B]`
     pub keep: T,
-    /// Of a commit; in a resume, that of the new tokens makes k and v.
+    /// The convolution, in a commit. A resume uses the convolution of its new tokens.
     pub conv: Option<CommitConvolution<T>>,
 }
 
-/// The convolution of a commit, but for its x.
+/// The convolution of a commit, without its input `x`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CommitConvolution<T> {
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
     /// `[D, W]`
     pub weight: T,
     /// `[D]`
     pub bias: Option<T>,
-    /// Of the sums.
+    /// Activation of the convolution's sums.
     pub activation: Activation,
-    /// `[P, D, W − 1]`
+    /// Windows of the convolution: `[P, D, W − 1]`
     pub windows: T,
-    /// As `windows`.
+    /// Windows to write, where they are not `windows`; same dims.
     pub write_windows: Option<T>,
 }
 
-/// Tokens of rows of different lengths.
+/// Bounds of packed rows: rows of different lengths, concatenated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Packed<T> {
     /// `[B + 1]`
     pub cu_seqlens: T,
-    /// T
+    /// Longest row, T.
     pub max_tokens: usize,
 }
 
-/// States within rows that are kept.
+/// States within the rows of a prefill, kept in slots of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Checkpoints<T> {
-    /// Tokens from one to the next.
+    /// Tokens of the sequence from one checkpoint to the next.
     pub every: usize,
-    /// `[B, C]`
+    /// Slots: `[B, C]`
     pub slots: T,
 }
 
-/// Tokens that states wait for, in rings of the slots.
+/// Deferred write-back: rings of pending tokens, whose updates are not in the states yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pending<T> {
     /// `[P, H, R, K]`
@@ -208,74 +208,74 @@ pub struct Pending<T> {
     pub updates: T,
     /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`
     pub decays: T,
-    /// `[B]`
+    /// Number of pending tokens of each row: `[B]`
     pub len: T,
-    /// `[B]`
+    /// Ring entry of each row's first pending token: `[B]`
     pub base: T,
-    /// `[P, R, D]`
+    /// Ring of the convolution's inputs: `[P, R, D]`
     pub inputs: Option<T>,
-    /// Of a flush.
+    /// Windows of the convolution to write, in a flush.
     pub windows: Option<T>,
-    /// N
+    /// Most pending tokens of a slot, N.
     pub most: usize,
 }
 
-/// Everything that a launch may be given; `T` is a tensor, or what becomes one.
+/// Everything that a launch may take. `T` is a tensor, or a stand-in that [`Arguments::map`] turns into one.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments<T> {
-    /// How gates come.
+    /// Form of the gates.
     pub gates: GateKind,
-    /// A parameter of the gates.
+    /// Parameter `A_log` of the gates.
     pub a_log: Option<T>,
-    /// A parameter of the gates.
+    /// Parameter `dt_bias` of the gates.
     pub dt_bias: Option<T>,
-    /// Not there in a commit.
+    /// New tokens; none in a commit and a flush.
     pub new: Option<New<T>>,
-    /// There in a resume and a commit.
+    /// Previous tokens, in a resume and a commit.
     pub previous: Option<Kept<T>>,
-    /// Previous tokens too, in the place of `previous`.
+    /// Previous tokens in the form of a convolution's input; excludes `previous`.
     pub previous_x: Option<KeptX<T>>,
-    /// Start states.
+    /// Pool of states to start from.
     pub pool: T,
-    /// Another pool to write.
+    /// Pool to write, where it is not `pool`.
     pub write_pool: Option<T>,
-    /// `[B]`
+    /// Pool slot that each row starts from: `[B]`
     pub read_slots: Option<T>,
-    /// `[B]`
+    /// Pool slot that each row writes: `[B]`
     pub write_slots: Option<T>,
-    /// `[B, T]`
+    /// Pool slot for the state after each token: `[B, T]`
     pub token_slots: Option<T>,
-    /// `[B]`
+    /// Number of accepted tokens of each row's last step: `[B]`
     pub accepted: Option<T>,
-    /// `[B, steps, …]`
+    /// States after each token: `[B, steps, …]`
     pub snapshots: Option<T>,
-    /// Rows of different lengths.
+    /// Bounds of the rows, where they have different lengths.
     pub packed: Option<Packed<T>>,
-    /// New tokens too, in the place of `new`.
+    /// New tokens in the form of a convolution's input; excludes `new`.
     pub convolved: Option<Convolved<T>>,
-    /// What becomes of the outputs.
+    /// Norm of the outputs.
     pub norm: Option<GatedNorm<T>>,
-    /// `[B]`
+    /// Flags of rows that start from a zero state and window: `[B]`
     pub fresh: Option<T>,
-    /// `[B]`, of a prefill.
+    /// Position of each row's first token, in a prefill: `[B]`
     pub positions: Option<T>,
-    /// Of a prefill.
+    /// Checkpoints of a prefill.
     pub checkpoints: Option<Checkpoints<T>>,
-    /// Of a prefill.
+    /// Workspace of a prefill.
     pub workspace: Option<T>,
-    /// Tokens that are not in the states yet; without new ones they are folded in, and nothing else.
+    /// Pending tokens. With neither new nor previous tokens, the launch flushes these and does nothing else.
     pub pending: Option<Pending<T>>,
     /// Whether states are written.
     pub update_state: bool,
-    /// What is fixed for a layer.
+    /// Options that are fixed for a layer.
     pub options: Options,
 }
 
 impl<T> Tokens<T> {
-    /// With what `f` makes of each tensor.
+    /// Applies `f` to each tensor.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Tokens<U>, E> {
         Ok(Tokens {
             k: f(&self.k)?,
@@ -287,10 +287,10 @@ impl<T> Tokens<T> {
 }
 
 impl<T> Convolved<T> {
-    /// With what `f` makes of each tensor.
+    /// Applies `f` to each tensor.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Convolved<U>, E> {
         Ok(Convolved {
             x: f(&self.x)?,
@@ -309,10 +309,10 @@ impl<T> Convolved<T> {
 }
 
 impl<T> Pending<T> {
-    /// With what `f` makes of each tensor.
+    /// Applies `f` to each tensor.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Pending<U>, E> {
         Ok(Pending {
             keys: f(&self.keys)?,
@@ -328,10 +328,10 @@ impl<T> Pending<T> {
 }
 
 impl<T> KeptX<T> {
-    /// With what `f` makes of each tensor.
+    /// Applies `f` to each tensor.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<KeptX<U>, E> {
         let conv = |conv: &CommitConvolution<T>| {
             Ok(CommitConvolution {
@@ -354,7 +354,7 @@ impl<T> KeptX<T> {
 }
 
 impl<T> Arguments<T> {
-    /// Of states in `pool`, which are written, and of nothing else as yet.
+    /// Arguments with states in `pool`, which are read and written, and no tokens yet.
     #[must_use]
     pub fn new(gates: GateKind, pool: T) -> Self {
         Self {
@@ -384,10 +384,10 @@ impl<T> Arguments<T> {
         }
     }
 
-    /// With what `f` makes of each tensor.
+    /// Applies `f` to each tensor.
     ///
     /// # Errors
-    /// Those of `f`.
+    /// The errors of `f`.
     pub fn map<U, E>(&self, f: &impl Fn(&T) -> Result<U, E>) -> Result<Arguments<U>, E> {
         let optional = |tensor: &Option<T>| tensor.as_ref().map(f).transpose();
         let new = |new: &New<T>| {
@@ -453,13 +453,13 @@ impl<T> Arguments<T> {
         })
     }
 
-    /// Whether there are previous tokens and no others.
+    /// Whether there are previous tokens and no new ones.
     #[must_use]
     pub fn is_commit(&self) -> bool {
         self.has_previous() && self.new.is_none() && self.convolved.is_none()
     }
 
-    /// Whether pending tokens are folded, and there are no others.
+    /// Whether there are pending tokens, and neither previous nor new ones.
     #[must_use]
     pub fn is_flush(&self) -> bool {
         self.pending.is_some()
@@ -474,7 +474,7 @@ impl<T> Arguments<T> {
         self.previous.is_some() || self.previous_x.is_some()
     }
 
-    /// Every tensor that is there, under its name in errors of the library.
+    /// All tensors of the arguments, each with its name in errors of the library.
     pub fn tensors_mut(&mut self) -> Vec<(&'static str, &mut T)> {
         let is_commit = self.is_commit();
         let mut all = Vec::new();
@@ -596,7 +596,7 @@ impl<T> Arguments<T> {
     }
 }
 
-/// A tensor under its name, where there is one.
+/// The name and the tensor, if there is one.
 fn given<'a, T>(
     (name, tensor): (&'static str, &'a mut Option<T>),
 ) -> Option<(&'static str, &'a mut T)> {
@@ -604,10 +604,10 @@ fn given<'a, T>(
 }
 
 impl<'a> Arguments<Tensor<'a>> {
-    /// The arguments of the library.
+    /// Makes the library's arguments.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] and [`Error::Contradiction`] for what the library's types do not let be said.
+    /// [`Error::MissingTensor`] and [`Error::Contradiction`] for combinations that the library's types cannot express.
     pub fn work(&self) -> Result<Box<dyn Work + 'a>, Error> {
         self.check()?;
         if let (true, Some(pending)) = (self.is_flush(), &self.pending) {
@@ -637,12 +637,12 @@ impl<'a> Arguments<Tensor<'a>> {
             GateKind::Kda(decay, beta_kind) => {
                 let dt_bias = self.dt_bias;
                 let kind = match decay {
-                    KdaDecay::Log => KdaGate::Log,
-                    KdaDecay::Softplus => KdaGate::Softplus {
+                    DecayKind::Log => KdaDecay::Log,
+                    DecayKind::Softplus => KdaDecay::Softplus {
                         a_log: self.a_log.ok_or(missing("A_log", "softplus gates"))?,
                         dt_bias,
                     },
-                    KdaDecay::LowerBound(lower_bound) => KdaGate::LowerBound {
+                    DecayKind::LowerBound(lower_bound) => KdaDecay::LowerBound {
                         lower_bound,
                         a_log: self.a_log,
                         dt_bias,
@@ -653,7 +653,7 @@ impl<'a> Arguments<Tensor<'a>> {
         }
     }
 
-    /// States that are written.
+    /// The library's form of states that are read and written.
     fn update(&self) -> Update<'a> {
         let mut update = States::update(self.pool);
         update.write_pool = self.write_pool;
@@ -715,7 +715,7 @@ impl<'a> Arguments<Tensor<'a>> {
         Ok(Box::new(step))
     }
 
-    /// The previous tokens.
+    /// The library's form of the previous tokens.
     fn kept(&self) -> Option<Previous<'a>> {
         if let Some(Kept { tokens, keep }) = &self.previous {
             let stored = Stored::kv(tokens.k, tokens.v);
@@ -729,7 +729,7 @@ impl<'a> Arguments<Tensor<'a>> {
         Some(Previous::new(stored, kept.gate, kept.beta, kept.keep))
     }
 
-    /// Nothing is given that the library's types do not let be said.
+    /// Checks for combinations that the library's types cannot express.
     fn check(&self) -> Result<(), Error> {
         let no_update = (!self.update_state, "update_state = false");
         let read_slots = (self.read_slots.is_some(), "read_slots");
@@ -786,7 +786,7 @@ impl<'a> Arguments<Tensor<'a>> {
                 (self.checkpoints.is_some(), "checkpoints"),
                 (self.workspace.is_some(), "workspace"),
             ],
-            "pending tokens are folded, and no others are there",
+            "it flushes the pending tokens, and has no others",
         )?;
         excludes(
             previous,
@@ -807,7 +807,7 @@ fn missing(tensor: &'static str, needed_by: &'static str) -> Error {
 }
 
 impl<'a> Pending<Tensor<'a>> {
-    /// The library's.
+    /// The library's form of the pending tokens.
     fn of_library(&self) -> gated_delta::Pending<'a> {
         let rings = [self.keys, self.updates, self.decays];
         let mut pending = gated_delta::Pending::new(rings, self.len, self.base).most(self.most);
@@ -817,7 +817,7 @@ impl<'a> Pending<Tensor<'a>> {
 }
 
 impl<'a> Convolved<Tensor<'a>> {
-    /// The library's.
+    /// The library's form of the convolution.
     fn convolution(&self) -> Convolution<'a> {
         let mut conv = Convolution::new(self.x, self.heads, self.weight, self.windows);
         conv.bias = self.bias;
@@ -828,7 +828,7 @@ impl<'a> Convolved<Tensor<'a>> {
 }
 
 impl<'a> CommitConvolution<Tensor<'a>> {
-    /// The library's, of x.
+    /// The library's form of the convolution, with the input `x`.
     fn convolution(&self, x: Tensor<'a>) -> Convolution<'a> {
         let mut conv = Convolution::new(x, self.heads, self.weight, self.windows);
         conv.bias = self.bias;

@@ -1,4 +1,4 @@
-//! µs per launch from CUDA-graph replays, and the ceilings of the same run.
+//! Times of launches in µs, from replays of CUDA graphs, and the GPU's ceilings, measured in the same run.
 
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -7,20 +7,20 @@ use std::time::Instant;
 use gated_delta::driver::{Context, DeviceMemory, Event, Graph, Module, Stream};
 use gated_delta::{DType, Error, Library};
 
-/// Bytes of state that the buffer sets of a cold measurement have together: several times any level-2 cache.
+/// Bytes of state in all buffer sets of a cold measurement together: several times the size of any level-2 cache.
 pub const COLD_BYTES: usize = 224 << 20;
 
-/// Bytes that the ceiling's copies copy.
+/// Bytes that each copy of [`copy_ceiling`] copies.
 pub const COPY_BYTES: usize = 1 << 30;
 
 /// Distribution of µs per launch over replays.
 #[derive(Clone, Copy, Debug)]
 pub struct Micros {
-    /// Half of the replays took less.
+    /// Median over the replays.
     pub median: f64,
-    /// A tenth of the replays took less.
+    /// 10th percentile over the replays.
     pub p10: f64,
-    /// Nine tenths of the replays took less.
+    /// 90th percentile over the replays.
     pub p90: f64,
 }
 
@@ -36,23 +36,23 @@ impl Micros {
     }
 }
 
-/// Buffer sets that a cold measurement rotates over, for sets of `state_bytes` each.
+/// Number of buffer sets that a cold measurement rotates over, for sets of `state_bytes` each.
 #[must_use]
 pub fn cold_sets(state_bytes: usize) -> usize {
     COLD_BYTES.div_ceil(state_bytes.max(1)).clamp(1, 1024)
 }
 
-/// Times what is launched on its stream.
+/// Times launches on a stream of its own.
 pub struct Timer {
-    /// The stream.
+    /// The stream that launches go to.
     pub stream: Stream,
     start: Event,
     end: Event,
 }
 
 impl Timer {
-    /// A timer on a stream of its own. The first graph that a process captures replays with smaller gaps
-    /// than all later ones, so one is captured and thrown away.
+    /// A timer on a new stream. The first graph that a process captures replays with smaller gaps than all later ones, so one graph is
+    /// captured and thrown away here.
     ///
     /// # Errors
     /// The driver's.
@@ -72,11 +72,11 @@ impl Timer {
         Ok(timer)
     }
 
-    /// µs per launch of a graph of `launches` calls of `launch`, each given its number: the in-graph gap
-    /// between kernels is included. The first of them is launched beforehand, since a capture forbids to compile.
+    /// Time per launch, in µs, of a graph of `launches` calls of `launch`, which is given the number of the call. The gaps between
+    /// kernels in the graph are included. The first call is also made before the capture, which forbids compilation.
     ///
     /// # Errors
-    /// Those of `launch`, and the driver's.
+    /// The errors of `launch` and of the driver.
     pub fn graph(
         &self,
         launches: usize,
@@ -105,7 +105,7 @@ impl Timer {
     }
 }
 
-/// µs per launch of a kernel that does nothing: what is in every row besides its kernel.
+/// Time per launch of a kernel that does nothing, in µs: the part of every measured time that is not the kernel's own.
 ///
 /// # Errors
 /// The driver's.
@@ -136,10 +136,10 @@ pub fn empty_kernel(timer: &Timer, context: &Context) -> Result<f64, Error> {
     Ok(micros.median)
 }
 
-/// GB/s of a plain device-to-device copy of [`COPY_BYTES`], bytes read and written: the ceiling.
+/// Bandwidth of a plain device-to-device copy of [`COPY_BYTES`], in GB/s, with bytes read and bytes written both counted: the ceiling.
 ///
 /// # Errors
-/// The driver's: where the GPU has too little memory, or fails.
+/// The driver's errors, one of them for a GPU with too little memory.
 pub fn copy_ceiling(context: &Context) -> Result<f64, Error> {
     const BYTES: usize = COPY_BYTES;
     const COPIES: usize = 8;

@@ -5,7 +5,8 @@
 //! | a GPU, or a `CUcontext` of its own | a [`Context`]: [`Context::primary`], [`Context::from_raw`]; of it one [`Library`] for all threads |
 //! | a stream | a [`StreamRef`]: [`StreamRef::from_raw`] |
 //! | tensors | a [`Tensor`] of each address, dtype and shape: [`Tensor::from_raw`]; views of packed ones |
-//! | a layer | a step of it, [`Gdn`] or [`Kda`]: a decode, a verify, a resume or a prefill; a [`GdnCommit`] or [`KdaCommit`] |
+//! | a layer | a [`GdnLayer`] or [`KdaLayer`] of its weights and pools, which makes its prefills, decodes, verifies, resumes and commits |
+//! | a layer whose convolution or norm is its own | a step, [`Gdn`] or [`Kda`]; a [`GdnCommit`] or [`KdaCommit`] |
 //! | slots of states | [`States::update`], [`States::read_only`] or [`States::per_token`] |
 //!
 //! and launches: [`Library::launch`]. Arguments are checked and borrowed. Nothing is copied, and after the first launch
@@ -67,6 +68,7 @@ pub mod guide;
 mod instruments;
 #[doc(hidden)]
 pub mod kernel;
+pub mod layer;
 pub mod library;
 #[doc(hidden)]
 pub mod module_cache;
@@ -86,12 +88,13 @@ pub mod validate;
 pub use driver::{Context, Device};
 pub use error::{DriverError, Error};
 pub use gated_delta_kernels::entries::Entry;
+pub use layer::{GdnLayer, KdaLayer, Layer};
 pub use library::{KernelResources, Library};
 #[cfg(feature = "self-test")]
 pub use self_test::SelfTest;
 pub use step::{
     Activation, BetaScale, Checkpoints, Commit, Convolution, Flush, Formulation, Gates, Gdn,
-    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_BATCH,
+    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, MAX_BATCH,
     MAX_TOKENS, Norm, Options, Packed, Pending, Plan, Previous, StateLayout, States, Step, Stored,
     Work,
 };

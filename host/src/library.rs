@@ -124,10 +124,11 @@ impl Library {
         Ok(Self::with_target(target, false, Some(capability), None))
     }
 
-    /// As [`Library::new`], with kernels whose tests have not passed on a GPU yet, which that refuses by name: today those of
-    /// drafts with a convolution or a norm on states that wait. What they compute is checked in the simulator alone.
+    /// [`Library::new`] that runs experimental kernels too. The simulator alone has checked what these compute, since their tests have not
+    /// passed on a GPU yet; a library that is not experimental refuses them by name. Today they are drafts with a convolution or a norm
+    /// on states that wait.
     #[must_use]
-    pub fn with_unproved(context: &Context) -> Self {
+    pub fn experimental(context: &Context) -> Self {
         Self::with_target(Target::Gpu(context.clone()), true, None, None)
     }
 
@@ -433,7 +434,7 @@ pub(crate) fn unproved(entry: Entry) -> Error {
     Error::Unsupported {
         what: "kernel",
         got: entry.name().to_owned(),
-        allowed: "its tests have not passed on a GPU yet; the simulator runs it, and Library::with_unproved",
+        allowed: "its tests have not passed on a GPU yet; the simulator runs it, and Library::experimental",
     }
 }
 

@@ -166,7 +166,12 @@ impl<'a> Tensor<'a> {
             ));
         }
         let insert = |numbers: &Dims, outer: usize, inner: usize| {
-            Dims::new(&[&numbers[..dim], &[outer, inner], &numbers[dim + 1..]].concat())
+            let mut all = [0; MAX_DIMS + 1];
+            let len = numbers.len() + 1;
+            all[..dim].copy_from_slice(&numbers[..dim]);
+            all[dim..dim + 2].copy_from_slice(&[outer, inner]);
+            all[dim + 2..len].copy_from_slice(&numbers[dim + 1..]);
+            Dims::new(&all[..len])
         };
         let stride = self.strides[dim];
         Ok(Self {

@@ -15,8 +15,8 @@ use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Graph, Module, Stream};
 use gated_delta::{
-    DType, Error, Inputs, Kda, KdaBeta, KdaGate, KdaGates, Library, Options, Previous, StateLayout,
-    States, Stored, StreamRef, Tensor, Work,
+    DType, Error, Inputs, Kda, KdaBeta, KdaDecay, KdaGates, Library, Options, Previous,
+    StateLayout, States, Stored, StreamRef, Tensor, Work,
 };
 
 /// Set to the name of the test in the process that has the stand-in as its driver.
@@ -152,7 +152,7 @@ fn args(heads: usize) -> Result<Kda<'static>, Error> {
     let (qkv, of_head) = (bf16(&[1, 16, heads, 128])?, bf16(&[1, 16, heads])?);
     // SAFETY: as above.
     let keep = unsafe { Tensor::from_raw(0x10_0000, DType::I32, &[1]) }?;
-    let gates = KdaGates::new(qkv, KdaGate::Log, of_head, KdaBeta::Given);
+    let gates = KdaGates::new(qkv, KdaDecay::Log, of_head, KdaBeta::Given);
     let states = States::update(bf16(&[1, heads, 128, 128])?);
     let previous = Previous::new(Stored::kv(qkv, qkv), qkv, of_head, keep);
     Ok(Kda::new(Inputs::qkv(qkv, qkv, qkv), gates, qkv, states)

@@ -4,16 +4,19 @@
 
 mod fixtures;
 
+use std::collections::HashSet;
 use std::ffi::{CString, c_char};
 use std::process::Command;
 use std::{env, fs, path::PathBuf};
 
 use gated_delta::DType::{self, Bf16, F16, F32, I32, I64, U32};
+use gated_delta::layer::{GdnParameters, KdaParameters, Parameters, Projection, Rows, Weights};
 use gated_delta::step::Update;
 use gated_delta::{
     Activation, BetaScale, Commit, Context, Convolution, Device, Error, Flush, Formulation, Gates,
-    Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, Library,
-    Norm, Options, Pending, Previous, StateLayout, States, Step, Stored, StreamRef, Tensor, Work,
+    Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, Layer,
+    Library, Norm, Options, Pending, Previous, StateLayout, States, Step, Stored, StreamRef,
+    Tensor, Work,
 };
 
 /// Set in the process that has the stand-in as its driver.
@@ -204,7 +207,7 @@ impl Sizes {
         GdnGates::raw(gate, gate, parameter, parameter)
     }
 
-    fn kda(&self, tokens: usize, kind: KdaGate<'static>) -> KdaGates<'static> {
+    fn kda(&self, tokens: usize, kind: KdaDecay<'static>) -> KdaGates<'static> {
         KdaGates::new(
             self.values(tokens),
             kind,
@@ -213,18 +216,18 @@ impl Sizes {
         )
     }
 
-    fn softplus(&self) -> KdaGate<'static> {
-        KdaGate::Softplus {
+    fn softplus(&self) -> KdaDecay<'static> {
+        KdaDecay::Softplus {
             a_log: tensor(F32, &[self.value_heads]),
             dt_bias: Some(tensor(F32, &[self.value_heads, self.dim])),
         }
     }
 
-    fn lower_bound(&self) -> KdaGate<'static> {
-        let KdaGate::Softplus { a_log, dt_bias, .. } = self.softplus() else {
+    fn lower_bound(&self) -> KdaDecay<'static> {
+        let KdaDecay::Softplus { a_log, dt_bias, .. } = self.softplus() else {
             unreachable!("it is")
         };
-        KdaGate::LowerBound {
+        KdaDecay::LowerBound {
             lower_bound: -5.0,
             a_log: Some(a_log),
             dt_bias,
@@ -480,9 +483,9 @@ impl HasGates for KdaGates<'static> {
             ("beta", Role::PerHead, &mut self.beta),
         ];
         let (a_log, dt_bias) = match &mut self.kind {
-            KdaGate::Log => (None, None),
-            KdaGate::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_mut()),
-            KdaGate::LowerBound { a_log, dt_bias, .. } => (a_log.as_mut(), dt_bias.as_mut()),
+            KdaDecay::Log => (None, None),
+            KdaDecay::Softplus { a_log, dt_bias } => (Some(a_log), dt_bias.as_mut()),
+            KdaDecay::LowerBound { a_log, dt_bias, .. } => (a_log.as_mut(), dt_bias.as_mut()),
             _ => unreachable!("other gates"),
         };
         tensors.extend(a_log.map(|tensor| ("A_log", Role::Parameter, tensor)));
@@ -1274,20 +1277,20 @@ fn every_choice_is_told_apart() {
     let of = |kind| SIZES.step(SIZES.kda(2, kind), SIZES.update());
     let (softplus, bounded) = (of(SIZES.softplus()), of(SIZES.lower_bound()));
     let of_bound = |lower_bound, a_log, dt_bias| {
-        of(KdaGate::LowerBound {
+        of(KdaDecay::LowerBound {
             lower_bound,
             a_log,
             dt_bias,
         })
     };
-    let KdaGate::Softplus { a_log, dt_bias, .. } = SIZES.softplus() else {
+    let KdaDecay::Softplus { a_log, dt_bias, .. } = SIZES.softplus() else {
         unreachable!("it is")
     };
     let by_heads = of_bound(-5.0, Some(tensor(F32, &[2])), Some(tensor(F32, &[2, 64])));
     let flip = |what: &str, one: &Kda<'_>, other: &Kda<'_>| stand_in.flip(what, one, other, 1);
     flip("lower bound", &softplus, &bounded);
     flip("softplus", &bounded, &softplus);
-    flip("log", &of(KdaGate::Log), &of_bound(-5.0, None, None));
+    flip("log", &of(KdaDecay::Log), &of_bound(-5.0, None, None));
     flip(
         "bits of the bound",
         &bounded,
@@ -1299,7 +1302,7 @@ fn every_choice_is_told_apart() {
     flip(
         "dt_bias of softplus",
         &softplus,
-        &of(KdaGate::Softplus {
+        &of(KdaDecay::Softplus {
             a_log,
             dt_bias: None,
         }),
@@ -1311,7 +1314,7 @@ fn every_choice_is_told_apart() {
     let gate = SIZES.per_head(2);
     let gdn = SIZES.step(GdnGates::given(gate, gate), SIZES.update());
     let kda = SIZES.step(
-        KdaGates::new(gate, KdaGate::Log, gate, KdaBeta::Given),
+        KdaGates::new(gate, KdaDecay::Log, gate, KdaBeta::Given),
         SIZES.update(),
     );
     stand_in.refused("a KDA layer with a decay per head", &gdn, &kda);
@@ -1329,4 +1332,114 @@ fn every_choice_is_told_apart() {
     stand_in.refused("a null slot", &SIZES.gdn(), &SIZES.gdn().options(options));
     let options = Options::default().scale(f32::NAN);
     stand_in.refused("a scale", &SIZES.gdn(), &SIZES.gdn().options(options));
+}
+
+/// A serving loop compiles nothing after its layer is prewarmed: at any batch size, with any prompts and the drafts that it has said.
+#[test]
+fn a_prewarmed_layer_compiles_nothing() {
+    let name = "a_prewarmed_layer_compiles_nothing";
+    if elsewhere_with(name, &[HAS_CLUSTERS]).is_some() {
+        // Nor on a GPU without clusters, which has other kernels.
+        elsewhere(name);
+        return;
+    }
+    let stand_in = &StandIn::new();
+    let (h, hv, k, slots) = (16, 32, 128, 64);
+    let d = (2 * h + hv) * k;
+    let f32s = |dims: &[usize]| tensor(F32, dims);
+    let kind = KdaDecay::LowerBound {
+        lower_bound: -5.0,
+        a_log: Some(f32s(&[hv])),
+        dt_bias: None,
+    };
+    let mut most_kernels = 0;
+    for dtype in [Bf16, F32] {
+        let (pool, windows) = (
+            tensor(dtype, &[slots, hv, k, k]),
+            tensor(Bf16, &[slots, d, 3]),
+        );
+        let (conv, norm) = (tensor(Bf16, &[d, 4]), tensor(Bf16, &[k]));
+        let gdn = GdnParameters::new(f32s(&[hv]), f32s(&[hv]));
+        let gdn = Weights::new(h, conv, gdn, norm, 1e-6);
+        let gdn = Layer::new(gdn, pool, windows, Options::default()).unwrap();
+        let row = |dims: [usize; 2]| {
+            let row = tensor(Bf16, &[&dims[..], &[d + hv * k + 2 * hv]].concat());
+            Ok((
+                gdn.projection(row)?,
+                tensor(Bf16, &[&dims[..], &[hv, k]].concat()),
+            ))
+        };
+        most_kernels = most_kernels.max(serves_prewarmed(stand_in, &gdn, row));
+        let kda = Weights::new(h, conv, KdaParameters::new(kind), norm, 1e-6);
+        let kda = Layer::new(kda, pool, windows, Options::default()).unwrap();
+        let of_kda = serves_prewarmed(stand_in, &kda, |dims| {
+            let (of, o) = row(dims)?;
+            Ok((Projection::new(of.x, [o, of.beta], of.z), o))
+        });
+        most_kernels = most_kernels.max(of_kda);
+    }
+    assert!(most_kernels > 1, "no batch size has another kernel");
+}
+
+/// Prewarms a layer of `tokens`, and serves with it. How many kernels its decodes have.
+fn serves_prewarmed<P: Parameters<'static>>(
+    stand_in: &StandIn,
+    layer: &Layer<'static, P>,
+    tokens: impl Fn([usize; 2]) -> Result<(Projection<'static>, Tensor<'static>), Error>,
+) -> usize {
+    const DRAFTS: [usize; 2] = [2, 5];
+    let library = Library::new(&stand_in.context);
+    let of_rows = |rows: usize| Rows::new(tensor(I64, &[rows])).fresh(tensor(I32, &[rows]));
+    let prompts = |rows: usize, longest: usize| {
+        of_rows(rows)
+            .packed(tensor(U32, &[rows + 1]), longest)
+            .positions(tensor(I64, &[rows]))
+            .checkpoints(64, tensor(I64, &[rows, 2]))
+            .workspace(tensor(F32, &[1 << 32]))
+    };
+    let keep = |rows: usize| tensor(U32, &[rows]);
+    let drafts = Some((&DRAFTS[..], keep(1)));
+    layer
+        .prewarm_all(&library, &of_rows(1), Some(&prompts(1, 1)), drafts, &tokens)
+        .unwrap();
+    let prewarmed = library.compiled();
+
+    let mut decoded = HashSet::new();
+    for batch in 1..=40 {
+        let (rows, keep) = (of_rows(batch), keep(batch));
+        let step = |t: usize| tokens([batch, t]).unwrap();
+        let (one, o) = step(1);
+        let decode = layer.decode(&one, &rows, o);
+        decoded.insert(library.selected(&decode).unwrap().name());
+        launch(&library, &decode).unwrap();
+        for t in DRAFTS {
+            let (new, o) = step(t);
+            launch(&library, &layer.verify(&new, &rows, o)).unwrap();
+            launch(&library, &layer.commit(&new, keep, &rows)).unwrap();
+            for before in DRAFTS {
+                let (last, _) = step(before);
+                launch(&library, &layer.resume(&new, &last, keep, &rows, o)).unwrap();
+            }
+        }
+        for (total, longest) in [
+            (batch, 1),
+            (3 * batch, 7),
+            (70 * batch, 70),
+            (3000 + batch, 3000),
+        ] {
+            let (prompt, o) = tokens([1, total]).unwrap();
+            launch(
+                &library,
+                &layer.prefill(&prompt, &prompts(batch, longest), o),
+            )
+            .unwrap();
+        }
+    }
+    assert_eq!(library.compiled(), prewarmed);
+
+    // What was not said is compiled when it comes.
+    let (other, o) = tokens([1, 3]).unwrap();
+    launch(&library, &layer.verify(&other, &of_rows(1), o)).unwrap();
+    assert_eq!(library.compiled(), prewarmed + 1);
+    decoded.len()
 }

@@ -1,21 +1,19 @@
-//! How far results may be from the truth, and how far they are: every tolerance, and what is held to it.
+//! Every tolerance, and the comparisons of results with the exact values (the truth) that use them.
 //!
-//! A result is the rounding, to the dtype that it is stored in, of something near the exact value. It is measured in
-//! one of two ways:
+//! A result is a value near the exact one, rounded to the dtype that it is stored in. There are two measures of its error:
 //!
-//! - [`within`] takes the rounding out, element by element ([`excess`]), and holds the L2 norm of what is left against
-//!   an absolute bound. That of a state S is [`Tolerance::state`] · ‖S‖. That of an output is [`Tolerance::output`] ·
-//!   ‖q̂‖ ‖S‖, S being the state that it is read from: o = S q̂ may be much smaller than that product, and its error is
-//!   not. Where tokens in chunks cancel, [`of_keys`] says how much more is allowed. Besides, log decays are rounded:
-//!   [`of_decays`] says what comes of it, [`of_norm`] what a norm makes of it, and [`of_underflow`] what is no
-//!   difference at all.
-//! - [`relative_error`] is that of a whole tensor, its rounding included, to be at most [`DType::tolerance`].
+//! - [`within`] takes the rounding out, element by element ([`excess`]), and compares the L2 norm of the rest with an absolute bound.
+//!   The bound of a state S is [`Tolerance::state`] · ‖S‖. The bound of an output is [`Tolerance::output`] · ‖q̂‖ ‖S‖, S being the
+//!   state that the output is read from: o = S q̂ may be much smaller than that product, and its error is not. If tokens of a chunk
+//!   cancel, [`of_keys`] says how much more is allowed. Besides, log decays are rounded: [`of_decays`] bounds the effect on a state,
+//!   [`of_norm`] the effect on a norm's results, and [`of_underflow`] is a difference that never counts.
+//! - [`relative_error`] is the relative error of a whole tensor, rounding included. Its limit is [`DType::tolerance`].
 //!
-//! No bound has the number of tokens in it: a state that is multiplied by a decay has its errors multiplied too. What
-//! grows from token to token is the sum of the log decays, which [`of_decays`] follows.
+//! No bound depends on the number of tokens: a decay multiplies the errors of a state too. Only the sum of the log decays grows
+//! from token to token, and [`of_decays`] follows that sum.
 //!
-//! NaN passes neither, whichever side it is on; an infinity passes [`within`] where the truth has it too, or where
-//! rounding makes it of the truth.
+//! NaN passes neither measure, on whichever side it is. An infinity passes [`within`] if the exact value is the same infinity, or if
+//! rounding turns the exact value into it.
 
 use std::fmt;
 
@@ -23,7 +21,7 @@ use crate::error::Error;
 use crate::norm::{GatedNorm, gated_norm};
 use crate::sum::sum_of;
 
-/// What a result is stored in.
+/// Dtype that a result is stored in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {
     /// 24 bits of significand.
@@ -35,8 +33,8 @@ pub enum DType {
 }
 
 impl DType {
-    /// The largest relative error of a tensor that is stored so, after one launch: half an ulp is 2⁻⁹ of bf16, around
-    /// 1.7e-3 in the mean, and a state that was committed before may have had one rounding more.
+    /// Largest relative error of a tensor stored in this dtype after one launch. Half an ulp of bf16 is 2⁻⁹, around 1.7e-3 in the mean,
+    /// and a state that was committed before may have been rounded once more.
     #[must_use]
     pub const fn tolerance(self) -> f64 {
         match self {
@@ -45,8 +43,8 @@ impl DType {
         }
     }
 
-    /// The same after tokens in chunks, of whose products each factor is rounded to f16: half an ulp is 2⁻¹², and
-    /// errors of a state are those of many tokens.
+    /// Largest relative error after chunks of tokens, whose products have factors rounded to f16: half an ulp is 2⁻¹², and a state has
+    /// the errors of many tokens.
     #[must_use]
     pub const fn tolerance_in_chunks(self) -> f64 {
         match self {
@@ -64,7 +62,7 @@ impl DType {
         }
     }
 
-    /// Half the distance of neighbours around `x`, a power of two.
+    /// Half the distance between neighbours around `x`, a power of two.
     fn half_ulp(self, x: f64) -> f64 {
         let (bits, smallest) = self.precision();
         let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1023;
@@ -72,7 +70,7 @@ impl DType {
         f64::from_bits((biased as u64) << 52)
     }
 
-    /// A value that rounding leaves finite, and all smaller ones: a power of two.
+    /// A power of two below which every value stays finite when rounded.
     const fn large(self) -> f64 {
         match self {
             Self::F32 | Self::Bf16 => f64::from_bits((1023 + 126) << 52),
@@ -80,7 +78,7 @@ impl DType {
         }
     }
 
-    /// The nearest value, an even one of two; infinite where there is none so large.
+    /// The nearest value of this dtype, ties to even; infinite above the largest finite value.
     #[must_use]
     pub fn round(self, x: f64) -> f64 {
         if !x.is_finite() {
@@ -96,14 +94,14 @@ impl DType {
         }
     }
 
-    /// As [`Self::round`], of an element of a state.
+    /// As [`Self::round`], for an element of a state.
     #[must_use]
     pub fn round_state(self, x: f64) -> f64 {
         self.round(self.held(x))
     }
 
-    /// An element of a state as it is stored, but for its rounding: one of f16 is held within ±65504, so that no infinity
-    /// comes into a state from finite values. NaN stays NaN.
+    /// An element of a state before it is rounded for storage. An f16 state is held within ±65504, so that finite values never store an
+    /// infinity. NaN stays NaN.
     #[must_use]
     pub fn held(self, x: f64) -> f64 {
         match self {
@@ -116,29 +114,28 @@ impl DType {
 /// The largest finite f16.
 pub const MOST_F16: f64 = 65504.0;
 
-/// How far from the truth results of a formulation may be before they are rounded to their dtype, besides what comes
-/// of [`LOG_DECAY`].
+/// Largest errors of a formulation's results before they are rounded to their dtype, without the effect of [`LOG_DECAY`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
-    /// Of a state, as a part of its norm.
+    /// Error of a state, relative to its norm.
     pub state: f64,
-    /// Of o, as a part of the norms of q̂ and of the state that it is read from.
+    /// Error of o, relative to the product of the norms of q̂ and of the state that o is read from.
     pub output: f64,
-    /// Of a state, and of an output, there times the norm of q̂ where that is more than 1, however small states are, as a
-    /// part of the largest of the norms of the row's v and S k̂: what is lost below the smallest normal numbers of f16.
+    /// Error of a state or an output that remains however small states are, from values below the smallest normal number of f16. It is
+    /// relative to the largest norm of v and S k̂ in the row; for an output it is multiplied by the norm of q̂ if that is more than 1.
     pub least: f64,
-    /// Of a state, and of an output, there times the norm of q̂: so many times [`of_keys`], where that is more than the
-    /// part of the norm; 0 where it never is.
+    /// Factor of [`of_keys`] in the error of a state, and, times the norm of q̂, of an output. It counts where the result is more than
+    /// the error relative to the state's norm; 0 turns it off.
     pub keys: f64,
-    /// By how much of a part of the norm of a state [`of_terms`] counts, where that is more than the norm.
+    /// Weight of [`of_terms`] relative to the state's norm: the larger of the two counts.
     pub terms: f64,
 }
 
 impl Tolerance {
     /// Token by token: f32 arithmetic, with approximate exponentials and roots.
     ///
-    /// Of an output `terms` is three units in the last place of f32. It counts where most of what a state is added up from has
-    /// cancelled.
+    /// For an output, `terms` amounts to three units in the last place of f32. It counts where most of the terms that make up a state
+    /// have cancelled.
     pub const RECURRENT: Self = Self {
         state: 1e-5,
         output: 1e-6,
@@ -147,7 +144,7 @@ impl Tolerance {
         terms: 0.2,
     };
 
-    /// Tokens at once: products of bf16, or of f32 in two parts of bf16, summed in f32.
+    /// Up to 8 tokens together: products of bf16, or of f32 split into two bf16 parts, summed in f32.
     pub const PARALLEL: Self = Self {
         state: 3e-4,
         output: 3e-4,
@@ -156,20 +153,19 @@ impl Tolerance {
         terms: 0.1,
     };
 
-    /// In chunks: products of f16, summed in f32, each chunk's after the state that the one before left in f32.
+    /// Chunkwise: products of f16, summed in f32. Each chunk starts from the f32 state of the chunk before.
     ///
-    /// `least` is what f16 loses of factors below 2⁻¹⁴, where half the distance of neighbours is 2⁻²⁵ however small
-    /// they are. P and T of a chunk of 64 tokens have decays in them, and T has β: where the tokens since have put
-    /// nothing into a state (β, k or v of 0), all that there is of it is what such factors leave. Of values around 1, V
-    /// = 128 and β up to 2, a token's δ has norm 2√128; errors of even distribution, 2⁻²⁵ / √3 each, add up over 64
-    /// tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by P or by δ's own decay, and half of that by T: 4e-6 with both, where
-    /// v that are evenly distributed have norm √(128 / 3) = 6.5. P has q̂ in it: its part of o stays where q̂ is short. It is
-    /// no more than `state` of a state of norm 4e-3, whose elements are around 2⁻¹⁵, and then only where larger ones have
-    /// decayed to that.
+    /// `least` bounds the loss of f16 factors below 2⁻¹⁴, where half the distance between neighbours is 2⁻²⁵ however small they are. In a
+    /// chunk of 64 tokens, P and T contain decays, and T contains β: if the later tokens have added nothing to a state (β, k or v of 0),
+    /// the whole state comes from such factors. For values around 1, V = 128 and β up to 2, a token's δ has norm 2√128; evenly
+    /// distributed errors, 2⁻²⁵ / √3 each, add up over 64 tokens to √64 · 2⁻²⁵ / √3 · 2√128 = 3.1e-6 by P or by δ's own decay, and to half
+    /// of that by T: 4e-6 with both, where evenly distributed v have norm √(128 / 3) = 6.5. P contains q̂: its share of o stays where q̂
+    /// is short. `least` is no more than `state` of a state of norm 4e-3, whose elements are around 2⁻¹⁵, and then only if larger
+    /// elements have decayed to that size.
     ///
-    /// `keys` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble
-    /// each other and nothing decays, what tokens add to a state cancels, and roundings of it do not: they are as large
-    /// in proportion to [`of_keys`] as elsewhere, 1.5 to 2.4 times that where there is more to a state than `least`.
+    /// `keys` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble each other and
+    /// nothing decays, the tokens' contributions to a state cancel, and the roundings of these contributions do not: they are as large
+    /// in proportion to [`of_keys`] as elsewhere, 1.5 to 2.4 times [`of_keys`] for states above `least`.
     pub const CHUNKED: Self = Self {
         state: 1e-3,
         output: 1e-3,
@@ -179,59 +175,57 @@ impl Tolerance {
     };
 }
 
-/// How far from the truth a log decay may be, as a part of it: 3e-7 of the softplus, 2⁻²² of each of the exponentials
-/// of A_log and of a + dt_bias, and 2⁻²⁴ of their arguments, which are around 5.
+/// Largest relative error of a log decay: 3e-7 of the softplus, 2⁻²² of each of the exponentials of A_log and of a + dt_bias, and
+/// 2⁻²⁴ of their arguments, which are around 5.
 pub const LOG_DECAY: f64 = 2e-6;
 
-/// How much larger the log decays are, as a part of theirs, with which the second states of [`of_decays`] are computed.
+/// Relative increase of the log decays for the second states of [`of_decays`].
 pub const MORE_DECAY: f64 = 1.0 / 4096.0;
 
-/// By what part of it each element of k is larger or smaller, at random, in the second states of [`of_keys`]: half an ulp of
-/// f16, at the least.
+/// Relative change of each element of k, with random sign, for the second states of [`of_keys`]: at least half an ulp of f16.
 pub const KEY: f64 = 1.0 / 4096.0;
 
-/// How far a state comes from `exact` by [`KEY`], where `keys_off` is the state of the same tokens with every element
-/// of k larger or smaller by that part of it.
+/// Distance of a state from `exact` that [`KEY`] causes. `keys_off` is the state after the same tokens with every element of k larger
+/// or smaller by that part of it.
 ///
-/// Of a token that is one rounding of what it adds, δ k̂ᵀ, and one of what it reads, S k̂; what later tokens make of both
-/// is what they make of any rounding. What is not finite does not count.
+/// For a token this is one rounding of its contribution, δ k̂ᵀ, and one of its prediction, S k̂. Later tokens carry both on as they
+/// carry any rounding. Elements that are not finite are left out.
 #[must_use]
 pub fn of_keys(exact: &[f64], keys_off: &[f64]) -> f64 {
     change(exact, keys_off)
 }
 
-/// By what part of what it is added up from each element of a state is larger or smaller, at random, after every token in
-/// the second states of [`of_terms`].
+/// Relative change of each element of a state after every token, with random sign, for the second states of [`of_terms`]. It is
+/// relative to the sum of the magnitudes of the terms that make up the element.
 pub const TERM: f64 = 1.0 / 4096.0;
 
-/// How far a state comes from `exact` by [`TERM`], as a part of that: the norm of all terms' errors, were each as large as
-/// its term. `terms_off` is the state of the same tokens with every element larger or smaller by that part of |s α| + β (|v| +
-/// |S k̂|) |k|.
+/// Norm of the errors of all terms of a state, each as large as its term. `terms_off` is the state after the same tokens with every
+/// element larger or smaller by [`TERM`] times |s α| + β (|v| + |S k̂|) |k|; the distance from `exact` is divided by [`TERM`].
 ///
-/// Where terms cancel, their roundings do not: a key that comes again with another v leaves those of the first.
+/// Where terms cancel, their roundings do not: a key that comes again with another v leaves the roundings of the first v.
 #[must_use]
 pub fn of_terms(exact: &[f64], terms_off: &[f64]) -> f64 {
     change(exact, terms_off) / TERM
 }
 
-/// By what part of it each tap of a convolution, and each bias, is larger or smaller, at random, where results of a convolution
-/// that is not exact are judged.
+/// Relative change of each tap and bias of a convolution, with random sign, for judging the results of a convolution that is not
+/// exact.
 pub const TAP: f64 = 1.0 / 4096.0;
 
-/// How far from the truth sums of a convolution are, and what an activation makes of them, as a part of each of their terms: f32.
+/// Error of the sums of a convolution and of their activations in f32, relative to each of their terms.
 pub const CONVOLVED: f64 = 1e-6;
 
-/// How far a state may be from `exact` by [`LOG_DECAY`], where `decaying_more` is the state of the same tokens with
-/// every log decay larger by [`MORE_DECAY`] of it.
+/// Error of a state that [`LOG_DECAY`] allows. `decaying_more` is the state after the same tokens with every log decay larger by
+/// [`MORE_DECAY`] of it.
 ///
-/// Rounding a log decay g changes a state s·exp(g) by |g| times as large a part of it, after several tokens by the sum
-/// of theirs: by as much as the state changes with all log decays together. What is not finite does not count.
+/// Rounding a log decay g changes a state s·exp(g) by a part of it that is |g| times as large; after several tokens, by the sum of their
+/// |g|: by as much as the state changes with all log decays together. Elements that are not finite are left out.
 #[must_use]
 pub fn of_decays(exact: &[f64], decaying_more: &[f64]) -> f64 {
     LOG_DECAY * change(exact, decaying_more) / MORE_DECAY
 }
 
-/// The norm of what two results differ by, of what is finite.
+/// Norm of the difference of two results, over the elements whose difference is finite.
 #[must_use]
 pub fn change(exact: &[f64], other: &[f64]) -> f64 {
     let square = |x: f64, y: f64| {
@@ -245,17 +239,16 @@ pub fn change(exact: &[f64], other: &[f64]) -> f64 {
     sum_of(exact, other, square).sqrt()
 }
 
-/// What a norm's own arithmetic may add to its results, as a part of them: a root and a quotient, an exponential, and
-/// products in f32.
+/// Relative error that a norm's own arithmetic may add to its results: a root, a quotient, an exponential and products in f32.
 pub const NORM: f64 = 2e-6;
 
-/// How far the results of a norm may be from the truth, one value head's, where its input o may be off by `off`.
+/// Largest error of the results of a norm of one value head, if the norm's input o may be off by `off`.
 ///
-/// They are o · f, f = weight · act(z) / √(mean(o²) + eps). What o is off by is multiplied by f, and it changes the root
-/// by as large a part of it as o at most: twice the largest f. Besides, there is [`NORM`].
+/// The results are o · f with f = weight · act(z) / √(mean(o²) + eps). The error of o is multiplied by f, and changes the root by at
+/// most the same relative part: together, twice the largest f. [`NORM`] is added.
 ///
 /// # Errors
-/// Those of [`gated_norm`].
+/// The errors of [`gated_norm`].
 pub fn of_norm(gated: &GatedNorm, o: &[f64], off: f64) -> Result<f64, Error> {
     let results = gated_norm(gated, o)?;
     let squares: f64 = o.iter().map(|o| o * o).sum();
@@ -267,36 +260,36 @@ pub fn of_norm(gated: &GatedNorm, o: &[f64], off: f64) -> Result<f64, Error> {
     Ok(2.0 * largest * off + NORM * norm(&results))
 }
 
-/// What is no difference in an element of any size: products in f32 that are smaller than its smallest normal number are 0.
+/// Difference that never counts, in an element of any size: f32 products below the smallest normal number are 0.
 pub const UNDERFLOW: f64 = 1e-36;
 
-/// What is no difference in so many elements, among values around 1: in each 1e-12, below which f32 exponentials are
-/// denormal, or inexact by their argument.
+/// Difference that never counts in `elements` values, among values around 1: 1e-12 in each, below which f32 exponentials are denormal,
+/// or inexact because their argument is.
 #[must_use]
 pub fn of_underflow(elements: usize) -> f64 {
     1e-12 * (elements as f64).sqrt()
 }
 
-/// The largest relative error of the reference to what other implementations computed in f32.
+/// Largest relative error of the reference compared with other implementations that compute in f32.
 pub const COMPUTED_IN_F32: f64 = 1e-6;
 
-/// The same for outputs of a norm after chunks of tokens, in which log decays are summed in f32: the norm makes small
+/// [`COMPUTED_IN_F32`] for outputs of a norm after a chunkwise prefill, in which log decays are summed in f32: the norm makes small
 /// outputs as large as the others, with their errors.
 pub const COMPUTED_IN_CHUNKS: f64 = 5e-6;
 
-/// The L2 norm; NaN or infinite where an element is.
+/// The L2 norm; NaN or infinite if an element is.
 #[must_use]
 pub fn norm(values: &[f64]) -> f64 {
     sum_of(values, values, |x, y| x * y).sqrt()
 }
 
-/// How far `got` is from being the rounding of `exact` to `dtype`; infinite where either is NaN, or where one alone is
-/// infinite after the rounding.
+/// Distance of `got` from being a rounding of `exact` to `dtype`; infinite if either is NaN, or if only one is infinite after the
+/// rounding.
 #[must_use]
 pub fn excess(got: f64, exact: f64, dtype: DType) -> f64 {
     let half_ulp = dtype.half_ulp(got.abs().max(exact.abs()));
     let off = (got - exact).abs();
-    // No rounding of it is infinite.
+    // The exact value cannot round to infinity here.
     if off <= half_ulp && exact.abs() < dtype.large() {
         return 0.0;
     }
@@ -313,15 +306,15 @@ pub fn excess(got: f64, exact: f64, dtype: DType) -> f64 {
 /// A result that is further from the truth than it may be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TooFar {
-    /// The norm of the excesses.
+    /// Norm of the excesses.
     pub off: f64,
-    /// The most that it might be.
+    /// Bound on the norm of the excesses.
     pub allowed: f64,
-    /// The element with the largest excess, or the first that only one side has.
+    /// Number of the element with the largest excess, or of the first element that only one side has.
     pub element: usize,
-    /// Its exact value; NaN where there is none.
+    /// Exact value of the element; NaN if there is none.
     pub exact: f64,
-    /// What it is; NaN where there is none.
+    /// Value of the element in the result; NaN if there is none.
     pub got: f64,
 }
 
@@ -343,10 +336,10 @@ impl fmt::Display for TooFar {
 
 impl std::error::Error for TooFar {}
 
-/// The norm of the excesses of `got`, stored as `dtype`, as a part of `allowed`: 1 is the limit.
+/// Norm of the excesses of `got`, stored as `dtype`, divided by `allowed`: 1 is the limit.
 ///
 /// # Errors
-/// Where it is more, where `allowed` is NaN or infinite, and where the lengths differ.
+/// The quotient is more than 1, `allowed` is NaN or infinite, or the lengths differ.
 pub fn within(got: &[f64], exact: &[f64], dtype: DType, allowed: f64) -> Result<f64, TooFar> {
     let excesses: Vec<f64> = got
         .iter()
@@ -378,8 +371,8 @@ pub fn within(got: &[f64], exact: &[f64], dtype: DType, allowed: f64) -> Result<
     })
 }
 
-/// ‖got − exact‖ / ‖exact‖: 0 where the two are equal, infinite where anything is NaN or infinite, where the lengths
-/// differ, and where zeros are met by something else.
+/// ‖got − exact‖ / ‖exact‖: 0 if the two are equal; infinite if anything is NaN or infinite, if the lengths differ, or if `exact` is
+/// zero and `got` is not.
 #[must_use]
 pub fn relative_error(got: &[f64], exact: &[f64]) -> f64 {
     if got.len() != exact.len() {

@@ -10,19 +10,19 @@ use crate::gate::Activation;
 /// A convolution of D channels.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv<'a> {
-    /// D
+    /// Channels, D.
     pub channels: usize,
-    /// W: tokens that an output is made of, its own among them.
+    /// Taps, W: an output depends on its own token and the W − 1 before it.
     pub width: usize,
-    /// `[D, W]`, the oldest token first.
+    /// Taps `[D, W]`, oldest token first.
     pub weight: &'a [f64],
-    /// `[D]`
+    /// Bias `[D]`.
     pub bias: Option<&'a [f64]>,
-    /// Of the sum.
+    /// Activation of the sum.
     pub activation: Activation,
 }
 
-/// y `[T, D]` of the tokens x `[T, D]` of one row that come after `window` `[D, W − 1]`.
+/// Outputs y `[T, D]` of the inputs x `[T, D]` of one row, which follow `window` `[D, W − 1]`.
 pub fn convolve(conv: &Conv, window: &[f64], x: &[f64]) -> Result<Vec<f64>, Error> {
     let tokens = conv.check(window, x)?;
     let mut y = Vec::with_capacity(x.len());
@@ -38,7 +38,7 @@ pub fn convolve(conv: &Conv, window: &[f64], x: &[f64]) -> Result<Vec<f64>, Erro
     Ok(y)
 }
 
-/// The window `[D, W − 1]` after the first `keep` of the tokens: the last W − 1 inputs of `window` and these.
+/// The window `[D, W − 1]` after the first `keep` tokens: the last W − 1 inputs of `window` and these tokens.
 pub fn window_after(
     conv: &Conv,
     window: &[f64],
@@ -64,7 +64,7 @@ pub fn window_after(
 }
 
 impl Conv<'_> {
-    /// Channel c of the i-th of the window's inputs and those after them.
+    /// Channel c of input i, counted from the window's oldest input through the tokens of `x`.
     pub(crate) fn input(&self, window: &[f64], x: &[f64], c: usize, i: usize) -> f64 {
         let before = self.width - 1;
         match i.checked_sub(before) {
@@ -73,7 +73,7 @@ impl Conv<'_> {
         }
     }
 
-    /// T
+    /// Checks the lengths and returns T.
     fn check(&self, window: &[f64], x: &[f64]) -> Result<usize, Error> {
         self.check_weights()?;
         let before = [self.channels, self.width - 1];

@@ -1,4 +1,4 @@
-//! States that wait for the tokens of a ring, which a step folds in where there is no room for its own.
+//! Deferred write-back: states with a ring of pending tokens, which a step flushes if its own tokens would make too many pending.
 
 use crate::compare::norm;
 use crate::error::{Error, check_length};
@@ -6,58 +6,58 @@ use crate::layer::{Layer, Pools};
 use crate::recurrence::{decays, take};
 use crate::recurrent::Recurrent;
 
-/// Steps of rows whose slots have pending tokens: with T = 0, flushes.
+/// A step of rows whose slots have pending tokens; with T = 0, a flush.
 #[derive(Clone, Copy, Debug)]
 pub struct Deferred<'a> {
-    /// Rows of one length, each from its slot to read, where its state stays. What else keeps states is off. A row that is
-    /// fresh has nothing pending.
+    /// Rows of one length. Each reads the state of its slot, and writes that same slot if it flushes. All other ways of keeping states
+    /// are off. A fresh row has nothing pending.
     pub layer: Layer<'a>,
-    /// N, the most tokens that are pending.
+    /// Most pending tokens of a slot, N.
     pub most: usize,
-    /// R, entries of a ring: N + T at least.
+    /// Entries of a ring, R: at least N + T.
     pub entries: usize,
-    /// `[B]`: pending tokens of the row's slot, 0 to N; out of range, the row is inactive.
+    /// Pending tokens of each row's slot, `[B]`, 0 to N. Out of range, the row is inactive.
     pub len: &'a [i64],
-    /// `[B]`: the entry of the first of them, below R; out of range, the row is inactive.
+    /// Ring entry of each row's first pending token, `[B]`, below R. Out of range, the row is inactive.
     pub base: &'a [i64],
 }
 
-/// What tokens have left: S ← S diag(α) + u kᵀ.
+/// Updates of pending tokens: each takes a state S to S diag(α) + u kᵀ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rings {
-    /// `[P, H, R, K]`: k as it came, or as the convolution made it.
+    /// `[P, H, R, K]`: k as in the input, or as the convolution makes it; not normalised.
     pub keys: Vec<f64>,
-    /// `[P, HV, R, V]`: u, δ times what normalises k.
+    /// `[P, HV, R, V]`: u, which is δ times the factor that normalises k.
     pub updates: Vec<f64>,
     /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`: log α.
     pub decays: Vec<f64>,
-    /// `[P, R, D]`, where windows wait as states do: x as it came.
+    /// `[P, R, D]`: x as in the input, if windows are deferred as states are.
     pub inputs: Option<Vec<f64>>,
 }
 
-/// What a launch leaves behind.
+/// Outputs, pools and rings after a launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct After {
     /// `[B, T, HV, V]`; zero for inactive rows.
     pub o: Vec<f64>,
-    /// The whole pool afterwards.
+    /// The whole pool after the launch.
     pub pool: Vec<f64>,
-    /// All windows afterwards, with a projection: they move with every token, or, where there is a ring of inputs, with states.
+    /// All windows after the launch, with a projection. They move with every token, or, with a ring of inputs, when states are flushed.
     pub windows: Option<Vec<f64>>,
-    /// All rings afterwards.
+    /// All rings after the launch.
     pub rings: Rings,
 }
 
-/// Whether a step of `tokens` tokens folds `len` pending ones first, of at most `most`.
+/// Whether a step of `tokens` tokens first flushes its `len` pending ones, of at most `most`.
 #[must_use]
 pub fn folds(len: usize, tokens: usize, most: usize) -> bool {
     len + tokens > most
 }
 
-/// Runs `problem` on pools of states and windows, and the states' rings; rows start from what was there before the launch.
+/// Runs `problem` on pools of states and windows, and the states' rings. Rows start from the contents before the launch.
 ///
 /// # Errors
-/// A length that contradicts the shape, and what waits for no tokens of a ring.
+/// A length contradicts the shape, or an input excludes deferred write-back.
 pub fn deferred(problem: &Deferred, pools: &Pools, rings: &Rings) -> Result<After, Error> {
     let layer = &problem.layer;
     let step = &layer.step;
@@ -80,34 +80,34 @@ pub fn deferred(problem: &Deferred, pools: &Pools, rings: &Rings) -> Result<Afte
     Ok(after)
 }
 
-/// A row that is active.
+/// An active row.
 pub(crate) struct Live {
-    /// Its number.
+    /// Index of the row in the batch.
     pub b: usize,
-    /// Its slot.
+    /// Slot of the row.
     pub slot: usize,
-    /// Its pending tokens.
+    /// Number of pending tokens.
     pub len: usize,
-    /// The entry of the first of them.
+    /// Ring entry of the first pending token.
     pub base: usize,
-    /// Whether it starts from zeros.
+    /// Whether the row starts from zeros.
     pub is_fresh: bool,
-    /// Whether it writes its state.
+    /// Whether the row writes its state.
     pub folds: bool,
 }
 
-/// Windows that wait.
+/// Deferred windows.
 struct Waited {
-    /// All of them, those of active rows after the pending tokens.
+    /// All windows before the launch, those of active rows moved past their pending tokens.
     before: Vec<f64>,
-    /// All of them after the launch.
+    /// All windows after the launch.
     after: Vec<f64>,
-    /// The ring of inputs after it.
+    /// The ring of inputs after the launch.
     inputs: Vec<f64>,
 }
 
 impl Deferred<'_> {
-    /// What the launch leaves behind, and the norms of q̂, `[B, T, HV]`: 0 of rows that are inactive.
+    /// Results of the launch, and the norms of q̂, `[B, T, HV]`, which are 0 for inactive rows.
     pub(crate) fn run(&self, pools: &Pools, rings: &Rings) -> Result<(After, Vec<f64>), Error> {
         let slots = self.slots(pools)?;
         let waited = match (&rings.inputs, pools.windows) {
@@ -127,12 +127,12 @@ impl Deferred<'_> {
         Ok((after, queries))
     }
 
-    /// P
+    /// Number of pool slots, P.
     pub(crate) fn slots(&self, pools: &Pools) -> Result<usize, Error> {
         self.layer.step.sizes().slots_of("pool", pools.states)
     }
 
-    /// The rows that are active.
+    /// The active rows.
     pub(crate) fn active(&self, pools: &Pools) -> Result<Vec<Live>, Error> {
         let slots = self.slots(pools)?;
         let row = |b| {
@@ -150,7 +150,7 @@ impl Deferred<'_> {
         Ok((0..self.layer.step.batch).filter_map(row).collect())
     }
 
-    /// What the launch makes of a ring of inputs `[P, R, D]` and windows `[P, D, W − 1]`.
+    /// Applies the launch to a ring of inputs `[P, R, D]` and windows `[P, D, W − 1]`.
     fn wait(&self, inputs: &[f64], windows: &[f64], slots: usize) -> Result<Waited, Error> {
         let step = &self.layer.step;
         let channels =
@@ -222,7 +222,7 @@ impl Deferred<'_> {
         self.layer.fresh.is_some_and(|fresh| fresh[b] != 0)
     }
 
-    /// Of row b, its slot of so many, its pending tokens and the entry of the first, unless it is inactive.
+    /// Slot of row b among `slots`, its pending tokens and the entry of the first; `None` if the row is inactive.
     fn live(&self, b: usize, slots: usize) -> Option<[usize; 3]> {
         let within = |index: i64, end: usize| usize::try_from(index).ok().filter(|&i| i < end);
         let slot = self
@@ -238,7 +238,7 @@ impl Deferred<'_> {
         ])
     }
 
-    /// What the recurrence makes of `step`, which has q, k and v, and the norms of q̂.
+    /// Runs the recurrence of `step`, which has q, k and v. Returns the results and the norms of q̂.
     fn recur(
         &self,
         step: &Recurrent,
@@ -282,7 +282,7 @@ impl Deferred<'_> {
             let fresh = self.is_fresh(b);
             let must_fold = self.must_fold(len);
             for hv in 0..step.value_heads {
-                // Element `first` of entry j of a head's ring.
+                // Position in a ring of the first element of entry j of a head.
                 let at = |head: usize, of_head: [usize; 4], j: usize| {
                     let [_, heads, entries, of_entry] = of_head;
                     ((slot * heads + head) * entries + (base + j) % entries) * of_entry

@@ -1,22 +1,22 @@
 use std::fmt;
 
-/// An input whose shape contradicts the others, or switches that contradict each other.
+/// A shape of an input that contradicts the others, or switches that contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// A slice is not as long as its dimensions say.
     Length {
-        /// The slice.
+        /// Name of the slice.
         name: &'static str,
-        /// Its dimensions in letters.
+        /// Dimensions of the slice, in letters.
         shape: String,
         /// Elements of those dimensions.
         wanted: usize,
         /// Elements of the slice.
         got: usize,
     },
-    /// A slice has neither a row for each query/key head nor one for each value head.
+    /// A slice has rows neither for the query/key heads nor for the value heads.
     HeadRows {
-        /// The slice.
+        /// Name of the slice.
         name: &'static str,
         /// Elements of H rows.
         heads: usize,
@@ -27,46 +27,46 @@ pub enum Error {
     },
     /// A slice is not a whole number of slots or tokens.
     Multiple {
-        /// The slice.
+        /// Name of the slice.
         name: &'static str,
-        /// What it is to be a whole number of, and its dimensions.
+        /// Name of the unit and its dimensions.
         unit: &'static str,
-        /// Elements of a unit.
+        /// Elements of one unit.
         of: usize,
         /// Elements of the slice.
         got: usize,
     },
     /// A dimension is zero.
     Zero {
-        /// The dimension.
+        /// Name of the dimension.
         name: &'static str,
     },
     /// HV is not a multiple of H.
     Heads {
-        /// H
+        /// Query/key heads, H.
         heads: usize,
-        /// HV
+        /// Value heads, HV.
         value_heads: usize,
     },
     /// Fewer snapshots than tokens.
     Steps {
-        /// T
+        /// Tokens of each row, T.
         tokens: usize,
         /// Snapshots of a row.
         steps: usize,
     },
     /// Two inputs of which at most one may be given.
     Contradiction {
-        /// The one.
+        /// Name of one input.
         name: &'static str,
-        /// The other.
+        /// Name of the other.
         with: &'static str,
     },
-    /// An input that means nothing without another.
+    /// An input that needs another one, which is missing.
     Missing {
-        /// What is absent.
+        /// Name of the missing input.
         name: &'static str,
-        /// What is given.
+        /// Name of the input that needs it.
         with: &'static str,
     },
     /// An error in the previous tokens.
@@ -131,7 +131,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// How many units of `of` elements `got` elements are.
+    /// Number of units of `of` elements in `got` elements.
     pub(crate) fn check_multiple(
         name: &'static str,
         unit: &'static str,
@@ -151,7 +151,7 @@ impl Error {
     }
 }
 
-/// The leading dimensions of tensors with something for every token, in letters, and their product.
+/// Leading dimensions of tensors that have an entry for every token: in letters, and their product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tokens {
     pub letters: &'static str,
@@ -159,7 +159,7 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// Checks that a tensor with the trailing dimensions `dims` of every token has `got` elements.
+    /// Checks that a tensor with these leading dimensions and `dims` for every token has `got` elements.
     pub fn check(
         &self,
         name: &'static str,
@@ -177,7 +177,7 @@ impl Tokens {
     }
 }
 
-/// Checks that `got` is the product of `dims`, `shape` in letters.
+/// Checks that `got` is the product of `dims`, whose letters are `shape`.
 pub(crate) fn check_length(
     name: &'static str,
     shape: &str,
@@ -204,7 +204,7 @@ fn check_elements(
     })
 }
 
-/// Product of `dims`; `usize::MAX`, which no slice of f64 reaches, where it overflows.
+/// Product of `dims`, or `usize::MAX` if it overflows: no slice of f64 is as long.
 pub(crate) fn elements(dims: &[usize]) -> usize {
     dims.iter()
         .fold(1, |product: usize, &dim| product.saturating_mul(dim))

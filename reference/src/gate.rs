@@ -10,7 +10,7 @@ pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// What a sum of a convolution, or a gate of a norm, goes through.
+/// Function of a convolution's sum, or of a norm's gate z.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activation {
     /// x
@@ -23,7 +23,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The activation of x.
+    /// Applies the activation to x.
     pub fn of(self, x: f64) -> f64 {
         match self {
             Self::None => x,
@@ -38,13 +38,13 @@ pub fn softplus_log_decay(x: f64, a_log: f64, dt_bias: f64) -> f64 {
     -finite_exp(a_log) * softplus(x + dt_bias)
 }
 
-/// Log decay `lower_bound · sigmoid(exp(a_log) · (g + dt_bias))`, KDA's lower-bound gate: `lower_bound < 0` scales
-/// it, so that it lies between `lower_bound` and 0. Without `A_log`, `a_log` is 0.
+/// Log decay `lower_bound · sigmoid(exp(a_log) · (g + dt_bias))`, KDA's lower-bound gate. `lower_bound < 0` is a scale: the log decay
+/// lies between `lower_bound` and 0. Without `A_log`, `a_log` is 0.
 pub fn lower_bound_log_decay(g: f64, lower_bound: f64, a_log: f64, dt_bias: f64) -> f64 {
     lower_bound * sigmoid(finite_exp(a_log) * (g + dt_bias))
 }
 
-/// `exp(x)`, the largest f64 where that overflows, so that its product with 0 is 0; NaN stays NaN.
+/// `exp(x)`, or the largest f64 if that overflows, so that the product with 0 is 0. NaN stays NaN.
 fn finite_exp(x: f64) -> f64 {
     let exp = x.exp();
     if exp == f64::INFINITY { f64::MAX } else { exp }

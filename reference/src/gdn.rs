@@ -1,4 +1,4 @@
-//! GDN: its gates, and one token for each row of a batch whose states live in the slots of a pool.
+//! Gates of GDN, and its decode: one token for each row of a batch, with states in the slots of a pool.
 
 use crate::error::{Error, Tokens, check_length};
 use crate::gate::{sigmoid, softplus_log_decay};
@@ -6,18 +6,18 @@ use crate::heads::Heads;
 pub use crate::heads::{HeadMap, Layout};
 use crate::recurrent::{Around, Recurrent, TokenGates, advance};
 
-/// One token for each of `B` rows.
+/// A decode: one token for each of `B` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct GdnDecode<'a> {
-    /// B
+    /// Rows, B.
     pub batch: usize,
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// HV, a multiple of H.
+    /// Value heads, HV: a multiple of H.
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K.
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V.
     pub value_dim: usize,
     /// `[B, H, K]`
     pub q: &'a [f64],
@@ -31,15 +31,15 @@ pub struct GdnDecode<'a> {
     pub l2norm: bool,
     /// Factor of q, usually [`default_scale`](crate::recurrence::default_scale).
     pub scale: f64,
-    /// Which query/key head a value head reads.
+    /// Query/key head that each value head reads.
     pub head_map: HeadMap,
-    /// How a slot lies in memory.
+    /// Layout of a slot in memory.
     pub layout: Layout,
-    /// `[B]`: slot of the read pool to start from; without it row b uses slot b.
+    /// `[B]`: slot of the read pool to start from; by default row b uses slot b.
     pub read_slots: Option<&'a [i64]>,
-    /// `[B]`: slot of the write pool for the new state; without it the read slot. No two live rows share one.
+    /// `[B]`: slot of the write pool for the new state; by default the read slot. No two live rows share one.
     pub write_slots: Option<&'a [i64]>,
-    /// A slot that makes a row inactive, as those outside the pools do.
+    /// A slot that makes a row inactive, as slots outside of the pools do.
     pub null_slot: Option<i64>,
     /// Whether new states are written.
     pub update_state: bool,
@@ -61,7 +61,7 @@ pub enum Gates<'a> {
         /// 1, or 2 for betas up to 2.
         beta_scale: f64,
     },
-    /// Both as they are.
+    /// Log decay and beta as they are.
     Given {
         /// `[B, T, HV]`: log decay.
         g: &'a [f64],
@@ -70,25 +70,25 @@ pub enum Gates<'a> {
     },
 }
 
-/// What a launch leaves behind.
+/// Outputs and states after a decode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoded {
     /// `[B, HV, V]`; zero for inactive rows.
     pub o: Vec<f64>,
-    /// The whole write pool afterwards.
+    /// The whole write pool after the launch.
     pub pool: Vec<f64>,
 }
 
-/// One GDN step of every row in place: `pool` `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last) is read and,
-/// as it is afterwards, returned.
+/// One GDN step of every row, in place. `pool` is `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last); the result has the pool after
+/// the launch.
 ///
-/// A row whose read or write slot is negative, not below P, or `null_slot` is inactive: its output is zero and
-/// its slots are neither read nor written. Fails where a length contradicts the shape.
+/// A row whose read or write slot is negative, not below P, or `null_slot` is inactive: its output is zero, and its slots are neither
+/// read nor written. Fails if a length contradicts the shape.
 pub fn decode(problem: &GdnDecode, pool: &[f64]) -> Result<Decoded, Error> {
     decode_between(problem, pool, pool)
 }
 
-/// As [`decode`], from the slots of `read_pool` to those of `write_pool`, which may differ in their P.
+/// As [`decode`], from the slots of `read_pool` to those of `write_pool`, which may have different P.
 pub fn decode_between(
     problem: &GdnDecode,
     read_pool: &[f64],

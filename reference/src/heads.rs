@@ -1,8 +1,8 @@
-//! The heads of a layer, and where their states lie.
+//! Heads of a layer, and the layout of their states.
 
 use crate::error::{Error, elements};
 
-/// Which query/key head value head `hv` reads.
+/// Query/key head that value head `hv` reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadMap {
     /// `hv / (HV/H)`
@@ -12,7 +12,7 @@ pub enum HeadMap {
     Tiled,
 }
 
-/// How a slot of the pool lies in memory.
+/// Layout of a pool slot in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
     /// `[HV, V, K]`
@@ -25,13 +25,13 @@ pub enum Layout {
 /// Sizes of a layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// HV
+    /// Value heads, HV.
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K.
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V.
     pub value_dim: usize,
     pub head_map: HeadMap,
     pub layout: Layout,
@@ -65,7 +65,7 @@ impl Heads {
         }
     }
 
-    /// P of `pool`.
+    /// Number of slots P of `pool`.
     pub fn slots_of(&self, name: &'static str, pool: &[f64]) -> Result<usize, Error> {
         Error::check_multiple(
             name,
@@ -75,7 +75,7 @@ impl Heads {
         )
     }
 
-    /// The state `[V, K]` of value head `hv` in a slot, whatever the layout.
+    /// The state `[V, K]` of value head `hv` in a slot, in either layout of the pool.
     pub fn load(&self, pool: &[f64], slot: usize, hv: usize) -> Vec<f64> {
         self.indices(slot, hv).map(|index| pool[index]).collect()
     }
@@ -87,7 +87,7 @@ impl Heads {
         }
     }
 
-    /// Where the elements of `[V, K]` lie in the pool, in this order.
+    /// Positions in the pool of the elements of the state `[V, K]`, in order.
     fn indices(&self, slot: usize, hv: usize) -> impl Iterator<Item = usize> + use<> {
         let (key_dim, value_dim, layout) = (self.key_dim, self.value_dim, self.layout);
         let base = (slot * self.value_heads + hv) * value_dim * key_dim;

@@ -1,8 +1,8 @@
-//! What a launch has to leave behind, and how far from it its results may be.
+//! Exact results of a launch, and the bounds on the errors of a kernel's results.
 //!
-//! The bounds are those of [`compare`](crate::compare), one of each token and value head, of each slot and value head. Besides
-//! the exact state of a head there are states of the same tokens with one kind of error each, made larger: how far they come
-//! from the exact one says how far such an error carries.
+//! The bounds are those of [`compare`](crate::compare): one for each token and value head, and one for each slot and value head. Next
+//! to the exact state of a head, this module carries states of the same tokens with one kind of error each, enlarged. Their
+//! distance from the exact state shows how far such an error carries.
 
 mod deferred;
 
@@ -22,43 +22,43 @@ use crate::recurrence::{Token, decays, take};
 use crate::recurrent::{Around, Output, Recurrent, Row, begin};
 use crate::sum::sum_of;
 
-/// How far results may be from the truth before they are rounded to their dtype: norms of differences.
+/// Largest errors of results before they are rounded to their dtype, as norms of differences.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Allowed {
-    /// `[B, T, HV]`, or `[total, HV]`: of o of each token.
+    /// `[B, T, HV]`, or packed `[total, HV]`: bound on o of each token.
     pub o: Vec<f64>,
-    /// `[P, HV]`: of the states of the pool that is written; 0 where none is.
+    /// `[P, HV]`: bound on the states of the written pool; 0 for states that are not written.
     pub states: Vec<f64>,
-    /// `[B, steps, HV]`: of the snapshots, where there are any.
+    /// `[B, steps, HV]`: bound on the snapshots, if there are any.
     pub snapshots: Vec<f64>,
 }
 
-/// The truth about a launch, not rounded, and how near to it results have to be.
+/// Exact results of a launch, not rounded, and the bounds on the errors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
-    /// As [`LayerOutput::o`](crate::layer::LayerOutput::o).
+    /// Outputs, as in [`LayerOutput::o`](crate::layer::LayerOutput::o).
     pub o: Vec<f64>,
-    /// All states that may be written, afterwards.
+    /// The pool that may be written, after the launch.
     pub states: Vec<f64>,
-    /// All snapshots afterwards, where there are any.
+    /// All snapshots after the launch, if there are any.
     pub snapshots: Option<Vec<f64>>,
-    /// All windows that may be written, afterwards.
+    /// The windows that may be written, after the launch.
     pub windows: Option<Vec<f64>>,
-    /// All snapshots of windows afterwards, where there are any.
+    /// All window snapshots after the launch, if there are any.
     pub window_snapshots: Option<Vec<f64>>,
-    /// How far results may be from these.
+    /// Largest errors of these results.
     pub allowed: Allowed,
 }
 
-/// What a launch of `problem` has to leave behind whose arithmetic is that of `tolerance`, and whose convolutions are off by `taps`
+/// Exact results of `problem`, and bounds for a kernel whose arithmetic is that of `tolerance` and whose convolutions are off by `taps`
 /// of each of their terms.
 ///
-/// New tokens that come after committed ones start from the states of `stored`, the written pool after the launch: these are
-/// right where they are near the truth, and a rounding of them may be either of two neighbours. Without it they start from
-/// the true states, which are not rounded.
+/// `stored` is the kernel's written pool after the launch. New tokens that follow committed ones start from its states: these are right
+/// if they are near the exact ones, and may be rounded to either of two neighbours. Without `stored` the new tokens start from the exact
+/// states, which are not rounded.
 ///
 /// # Errors
-/// Those of [`layer`](crate::layer::layer).
+/// The errors of [`layer`](crate::layer::layer).
 pub fn judge(
     problem: &Layer,
     pools: &Pools,
@@ -109,7 +109,7 @@ pub fn judge(
     })
 }
 
-/// Norms the outputs of these tokens, and says how far they may be off then.
+/// Applies the norm to the outputs of `tokens`, and updates the bounds on their errors.
 fn normed(
     norm: &GatedNorm,
     tokens: impl Iterator<Item = usize>,
@@ -131,17 +131,17 @@ fn normed(
     Ok(())
 }
 
-/// What a launch leaves, o as it is before the norm.
+/// Results of a launch before the norm.
 struct Walked {
     after: Output,
     allowed: Allowed,
     windows: Option<Vec<f64>>,
     window_snapshots: Option<Vec<f64>>,
-    /// Tokens of rows that are active.
+    /// Tokens of active rows.
     active: Vec<usize>,
 }
 
-/// Without a tolerance there are no bounds.
+/// Runs a launch without its norm. Without a tolerance there are no bounds.
 fn walk(
     problem: &Layer,
     pools: &Pools,
@@ -193,7 +193,7 @@ fn walk(
     })
 }
 
-/// Rows on their way from token to token.
+/// State of a launch whose rows are run token by token.
 struct Walk<'a> {
     step: &'a Recurrent<'a>,
     heads: Heads,
@@ -203,7 +203,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Before the rows, which are returned.
+    /// Starts a launch. Also returns its rows.
     fn of(
         step: &'a Recurrent<'a>,
         tokens: Tokens,
@@ -280,17 +280,17 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A value head's state `[V, K]`, exact and with errors.
+/// A value head's state `[V, K]`: exact, and with one kind of error each.
 struct Head<'a> {
     tolerance: Option<&'a Tolerance>,
     exact: Vec<f64>,
-    /// Every log decay is larger by [`MORE_DECAY`] of it.
+    /// State with every log decay larger by [`MORE_DECAY`] of it.
     decaying_more: Option<Vec<f64>>,
-    /// Every element of k is off by [`KEY`] of it.
+    /// State with every element of k off by [`KEY`] of it.
     keys_off: Option<Vec<f64>>,
-    /// Every element is off by [`TERM`] of what it is added up from.
+    /// State with every element off by [`TERM`] of the sum of its terms' magnitudes.
     terms_off: Option<Vec<f64>>,
-    /// The largest norm of v and of S k̂ together.
+    /// Largest norm so far of |v| + |S k̂|.
     largest: f64,
     signs: Signs,
 }
@@ -309,7 +309,7 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// o of a token, whose part comes into every state.
+    /// Advances all states by a token and returns its o.
     fn advance(&mut self, token: &Token) -> Result<Vec<f64>, Error> {
         if let Some(state) = &mut self.decaying_more {
             let mut token = token.clone();
@@ -343,7 +343,7 @@ impl<'a> Head<'a> {
         take(&mut self.exact, token)
     }
 
-    /// How far the state is off, and what is read from it.
+    /// Errors of the state now, from which the bounds follow.
     fn off(&self) -> Off<'a> {
         let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
             other.as_ref().map_or(0.0, |other| of(&self.exact, other))
@@ -359,38 +359,38 @@ impl<'a> Head<'a> {
     }
 }
 
-/// What errors of a state come from.
+/// Errors of a state by their cause.
 struct Off<'a> {
-    /// Without it nothing is off.
+    /// Without a tolerance all bounds are 0.
     tolerance: Option<&'a Tolerance>,
-    /// The norm of the state.
+    /// Norm of the state.
     size: f64,
-    /// [`of_keys`], [`of_terms`], [`of_decays`]
+    /// Results of [`of_keys`], [`of_terms`] and [`of_decays`].
     keys: f64,
     terms: f64,
     decays: f64,
-    /// [`Head::largest`]
+    /// See [`Head::largest`].
     largest: f64,
 }
 
 impl Off<'_> {
-    /// How far the state may be off.
+    /// Largest error of the state.
     fn of_state(&self) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
             self.by(tolerance, tolerance.state) + tolerance.least * self.largest
         })
     }
 
-    /// How far o may be off that is read from the state by `q`.
+    /// Largest error of an output that is read from the state by `q`.
     fn of_output(&self, q: &[f64]) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
             let q = finite_norm(q);
-            // What factors with q̂ in them lose does not shrink with it.
+            // The loss of factors that contain q̂ does not shrink with q̂.
             self.by(tolerance, tolerance.output) * q + tolerance.least * self.largest * q.max(1.0)
         })
     }
 
-    /// How far the state is off where rounding makes an error of `part` of it.
+    /// Error of the state if rounding causes an error of `part` of it.
     fn by(&self, tolerance: &Tolerance, part: f64) -> f64 {
         let keys = tolerance.keys * self.keys;
         let terms = part * tolerance.terms * self.terms;
@@ -398,11 +398,11 @@ impl Off<'_> {
     }
 }
 
-/// What a token's arithmetic adds up: the norms of the terms, and not of their sums.
+/// Magnitudes of the terms that a token's arithmetic adds up: the norms of the terms, not of their sums.
 struct Terms {
-    /// Of each element of the state.
+    /// Magnitude for each element of the state.
     of_state: Vec<f64>,
-    /// Of v and S k̂ together.
+    /// Norm of |v| + |S k̂|.
     of_update: f64,
 }
 
@@ -425,7 +425,7 @@ impl Terms {
     }
 }
 
-/// Taps and biases that are off by [`TAP`] of each.
+/// Taps and biases, each off by [`TAP`] of it.
 fn off(conv: &Conv) -> [Vec<f64>; 2] {
     let mut signs = Signs::new(1);
     [conv.weight, conv.bias.unwrap_or_default()].map(|taps| {
@@ -434,7 +434,7 @@ fn off(conv: &Conv) -> [Vec<f64>; 2] {
     })
 }
 
-/// Signs in no order, the same ones each time.
+/// Pseudo-random signs, the same sequence for the same seed.
 struct Signs(u64);
 
 impl Signs {
@@ -442,7 +442,7 @@ impl Signs {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x2545_f491_4f6c_dd1d)
     }
 
-    /// 1 or −1 (xorshift).
+    /// The next sign, 1 or −1 (xorshift).
     fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -451,7 +451,7 @@ impl Signs {
     }
 }
 
-/// The norm of what is finite: nobody reads the rest.
+/// Norm of the finite elements; the others are never read.
 fn finite_norm(values: &[f64]) -> f64 {
     let square = |x: f64, _| if x.is_finite() { x * x } else { 0.0 };
     sum_of(values, values, square).sqrt()

@@ -1,53 +1,53 @@
-//! The gates of KDA: a log decay for every key channel.
+//! Gates of KDA: one log decay for every key channel.
 
 use crate::error::{Error, Tokens, elements};
 use crate::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
 use crate::heads::Heads;
 
-/// Decay and beta of KDA; `[B, T]` is `[total]` in packed rows.
+/// Decay and beta of KDA; with packed rows, `[B, T]` is `[total]`.
 #[derive(Clone, Copy, Debug)]
 pub struct KdaGates<'a> {
     /// `[B, T, HV, K]`
     pub g: &'a [f64],
-    /// What `g` holds.
-    pub kind: KdaGate<'a>,
+    /// Meaning of `g`.
+    pub kind: KdaDecay<'a>,
     /// `[B, T, HV]`
     pub beta: &'a [f64],
-    /// What `beta` holds.
+    /// Meaning of `beta`.
     pub beta_kind: KdaBeta,
 }
 
-/// What KDA's `g` holds. `a_log` and `dt_bias` have a row for each value head, or for each query/key head: the row
-/// of a value head is then that of the head whose q and k it reads.
+/// Meaning of KDA's `g`. `a_log` and `dt_bias` have a row for each value head or for each query/key head; in the second case a value
+/// head uses the row of the query/key head that it reads.
 #[derive(Clone, Copy, Debug)]
-pub enum KdaGate<'a> {
-    /// The log decay.
+pub enum KdaDecay<'a> {
+    /// `g` is the log decay.
     Log,
-    /// x of the log decay `-exp(a_log) · softplus(x + dt_bias)`.
+    /// The log decay is `-exp(a_log) · softplus(g + dt_bias)`.
     Softplus {
         /// `[H]` or `[HV]`
         a_log: &'a [f64],
-        /// `[H, K]` or `[HV, K]`, 0 without it.
+        /// `[H, K]` or `[HV, K]`; 0 if absent.
         dt_bias: Option<&'a [f64]>,
     },
-    /// x of the log decay `lower_bound · sigmoid(exp(a_log) · (x + dt_bias))`.
+    /// The log decay is `lower_bound · sigmoid(exp(a_log) · (g + dt_bias))`.
     LowerBound {
-        /// Below 0: the least log decay.
+        /// Lower bound of the log decay, below 0.
         lower_bound: f64,
-        /// `[H]` or `[HV]`, 0 without it.
+        /// `[H]` or `[HV]`; 0 if absent.
         a_log: Option<&'a [f64]>,
-        /// `[H, K]` or `[HV, K]`, 0 without it.
+        /// `[H, K]` or `[HV, K]`; 0 if absent.
         dt_bias: Option<&'a [f64]>,
     },
 }
 
-/// What KDA's `beta` holds.
+/// Meaning of KDA's `beta`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KdaBeta {
-    /// β.
+    /// `beta` is β.
     #[default]
     Given,
-    /// x of β = sigmoid(x).
+    /// β = sigmoid(`beta`).
     Logit,
 }
 
@@ -92,9 +92,9 @@ impl KdaGates<'_> {
             .map(|(channel, &g)| {
                 let dt_bias = dt_bias.map_or(0.0, |dt_bias| dt_bias[channel]);
                 match self.kind {
-                    KdaGate::Log => g,
-                    KdaGate::Softplus { .. } => softplus_log_decay(g, a_log, dt_bias),
-                    KdaGate::LowerBound { lower_bound, .. } => {
+                    KdaDecay::Log => g,
+                    KdaDecay::Softplus { .. } => softplus_log_decay(g, a_log, dt_bias),
+                    KdaDecay::LowerBound { lower_bound, .. } => {
                         lower_bound_log_decay(g, lower_bound, a_log, dt_bias)
                     }
                 }
@@ -108,8 +108,8 @@ impl KdaGates<'_> {
     }
 }
 
-impl<'a> KdaGate<'a> {
-    /// `a_log` and `dt_bias`.
+impl<'a> KdaDecay<'a> {
+    /// `a_log` and `dt_bias`, if there are any.
     fn parameters(&self) -> (Option<&'a [f64]>, Option<&'a [f64]>) {
         match *self {
             Self::Log => (None, None),

@@ -1,7 +1,7 @@
-//! The layer step: all that is between the projections of a layer, for a batch whose states and windows live in the
-//! slots of pools. It is the recurrence with a convolution before it and a norm after it, neither of which is required.
+//! The layer step: all operations between the projections of a layer, for a batch whose states and windows are in the slots of pools. It
+//! is the recurrence with an optional convolution before it and an optional norm after it.
 //!
-//! Nothing is rounded in between; the windows hold inputs of the convolution as they come.
+//! Nothing is rounded between them. The windows hold the inputs of the convolution as they come.
 
 use std::ops::Range;
 
@@ -13,80 +13,78 @@ use crate::recurrent::{Around, Checkpoints, Previous, Recurrent, Row, advance};
 /// A layer step of `B` rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
-    /// Rows, heads, gates and slots. With a projection its q, k and v, and those of the previous tokens, are empty.
+    /// Rows, heads, gates and slots. With a projection, its q, k and v, and those of the previous tokens, are empty.
     pub step: Recurrent<'a>,
-    /// What q, k and v are made of.
+    /// Input and convolution that q, k and v are computed from.
     pub projection: Option<Projection<'a>>,
-    /// What is made of o.
+    /// Norm of the outputs o.
     pub norm: Option<GatedNorm<'a>>,
-    /// `[B]`: a row where it is not 0 starts from a state and a window of zeros, whatever its slot to read and its
-    /// `accepted` are. The slot that it writes, by default that to read, makes it inactive as it does any row; of token
-    /// slots, that of its window does.
+    /// `[B]`: a row with a value other than 0 starts from a state and a window of zeros, whatever its read slot and its `accepted` are. A
+    /// dead write slot, by default the read slot, makes the row inactive as any row; with token slots, the slot of its window does.
     pub fresh: Option<&'a [i64]>,
-    /// States and windows that are kept besides those after the last tokens, where these are written and there are
-    /// neither token slots nor previous tokens.
+    /// States and windows kept within rows, besides those after the last tokens. They need states that are written, and exclude token slots
+    /// and previous tokens.
     pub checkpoints: Option<Checkpoints<'a>>,
 }
 
-/// A projection and its convolution, whose channels are those of q, of k and of v: D = 2·H·K + HV·V.
+/// The input of a convolution and the convolution. Its channels are those of q, of k and of v: D = 2·H·K + HV·V.
 #[derive(Clone, Copy, Debug)]
 pub struct Projection<'a> {
     /// `[B, T, D]`, with `cu_seqlens` `[total, D]`.
     pub x: &'a [f64],
-    /// `[B, T', D]`, with previous tokens.
+    /// Inputs of the previous tokens, `[B, T', D]`, if there are any.
     pub previous: Option<&'a [f64]>,
-    /// From x to q, k and v.
+    /// Convolution from x to q, k and v.
     pub conv: Conv<'a>,
 }
 
-/// What is there before a launch.
+/// Pools and snapshots before a launch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pools<'a> {
     /// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last)
     pub states: &'a [f64],
-    /// Where states are written, if not there; it may differ in its P.
+    /// Pool to write states to, by default `states`; its P may differ.
     pub write_states: Option<&'a [f64]>,
-    /// `[P, D, W − 1]`, the oldest input first, with a projection: its slots are those of the states. With token slots
-    /// `[P, D, W − 2 + T]`: a row's window begins at column `accepted` − 1 of the slot of its first token.
+    /// Windows, with a projection, in the slots of the states: `[P, D, W − 1]`, oldest input first. With token slots `[P, D, W − 2 + T]`: a
+    /// row's window begins at column `accepted` − 1 of the slot of its first token.
     pub windows: Option<&'a [f64]>,
-    /// Where windows are written, if not there; its P is that of the states that are written.
+    /// Windows to write, by default `windows`; their P is that of the states that are written.
     pub write_windows: Option<&'a [f64]>,
-    /// `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`)
+    /// Snapshots of states, `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`).
     pub snapshots: Option<&'a [f64]>,
-    /// `[B, steps, D, W − 1]`, with snapshots of states, whose steps may be others, and a projection: the window after
-    /// every token.
+    /// Window after every token, `[B, steps, D, W − 1]`. Needs snapshots of states, whose steps may differ, and a projection.
     pub window_snapshots: Option<&'a [f64]>,
 }
 
-/// What a launch leaves behind.
+/// Outputs, pools and snapshots after a launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerOutput {
-    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows and tokens of no row, NaN where nothing is
-    /// written.
+    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows and for tokens of no row, NaN if not written.
     pub o: Vec<f64>,
-    /// All states that may be written, afterwards.
+    /// The pool that may be written, after the launch.
     pub states: Vec<f64>,
-    /// All windows that may be written, afterwards.
+    /// The windows that may be written, after the launch.
     pub windows: Option<Vec<f64>>,
-    /// All snapshots afterwards, where there are any.
+    /// All snapshots after the launch, if there are any.
     pub snapshots: Option<Vec<f64>>,
-    /// All snapshots of windows afterwards, where there are any.
+    /// All window snapshots after the launch, if there are any.
     pub window_snapshots: Option<Vec<f64>>,
 }
 
 /// Runs a layer step.
 ///
-/// A row's window becomes the last W − 1 inputs of it and the row's tokens, if any, or, with previous tokens, of it and those
-/// that are kept, after which the new tokens are convolved. It is written where the state after these tokens is, and
-/// not where that is not.
+/// A row's window becomes the last W − 1 inputs of the old window and the row's tokens. With previous tokens it becomes the last W − 1 of
+/// the old window and the kept tokens, after which the new tokens are convolved. A window is written if the state after the same
+/// tokens is.
 ///
-/// With token slots it lies in the slot of the row's first token, which makes the row inactive where it is dead in either
-/// pool. Of the row's n tokens that slot then has the window without its oldest input, and their n inputs; what is behind
-/// these stays; without tokens all stays. So the window after any of them is there, for the step that says how many were accepted.
+/// With token slots the window is in the slot of the row's first token; if that slot is dead in either pool, the row is inactive. For a
+/// row of n tokens the slot then has the window without its oldest input, followed by the n inputs; columns after these stay as they
+/// are, and a row without tokens changes nothing. The window after each token is thus there for the next step, whose `accepted` selects
+/// it.
 ///
 /// # Errors
-/// Those of [`recurrent`](crate::recurrent::recurrent); a length that contradicts the shape, and parts that contradict
-/// each other, as a norm of no outputs does.
+/// The errors of [`recurrent`](crate::recurrent::recurrent), a length that contradicts the shape, and parts that contradict each other,
+/// such as a norm without outputs.
 pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
     let (states, write_states) = pools.states();
     let (o, after, convolved) = problem.surround(
@@ -113,15 +111,15 @@ pub fn layer(problem: &Layer, pools: &Pools) -> Result<LayerOutput, Error> {
 }
 
 impl<'a> Pools<'a> {
-    /// Those that are read, and those that may be written.
+    /// The pool that is read, and the pool that may be written.
     pub(crate) fn states(&self) -> (&'a [f64], &'a [f64]) {
         (self.states, self.write_states.unwrap_or(self.states))
     }
 }
 
 impl Layer<'_> {
-    /// o behind the norm, what else `recur` leaves, which gets q, k and v and makes o of them, and what is made of x: of the
-    /// rows that are active by their slots and `live` by their numbers.
+    /// Runs convolution, `recur` and norm. `recur` gets q, k and v, and returns o and other results. Returns the normed o, these results,
+    /// and the results of the convolution. Rows take part if their slots make them active and `live` accepts their index.
     pub(crate) fn surround<R>(
         &self,
         pools: &Pools,
@@ -285,25 +283,25 @@ impl Layer<'_> {
     }
 }
 
-/// What the convolution makes of x, NaN in the tokens of rows that are not active, and the windows.
+/// Results of the convolution of x, with NaN for tokens of inactive rows, and the windows.
 pub(crate) struct Convolved {
     q: Vec<f64>,
     k: Vec<f64>,
     v: Vec<f64>,
     previous_k: Vec<f64>,
     previous_v: Vec<f64>,
-    /// Those that may be written, afterwards.
+    /// The windows that may be written, after the launch.
     pub windows: Vec<f64>,
     /// Columns of a slot of windows.
     columns: usize,
-    /// Afterwards, where there are any.
+    /// Window snapshots after the launch, if there are any.
     pub window_snapshots: Option<Vec<f64>>,
-    /// Snapshots of a row.
+    /// Snapshots of each row.
     steps: usize,
 }
 
 impl Convolved {
-    /// Everything NaN, and the windows as they were.
+    /// Results before any row is convolved: all NaN, and the windows as they were.
     fn new(
         projection: &Projection,
         step: &Recurrent,
@@ -376,7 +374,7 @@ impl Convolved {
         })
     }
 
-    /// `step` with what is made of x.
+    /// `step` with q, k and v from the convolution.
     fn of<'a>(&'a self, step: &Recurrent<'a>) -> Recurrent<'a> {
         Recurrent {
             q: &self.q,
@@ -391,8 +389,8 @@ impl Convolved {
         }
     }
 
-    /// Convolves the tokens of a row, and writes the window that follows them, or those that are kept; of token slots
-    /// and of snapshots the windows after each.
+    /// Convolves the tokens of a row. Writes the window after them or after the kept tokens, and the windows after each token for token
+    /// slots and snapshots.
     fn fill(
         &mut self,
         projection: &Projection,
@@ -470,7 +468,7 @@ fn put(tensor: &mut [f64], t: usize, token: &[f64]) {
     tensor[t * token.len()..][..token.len()].copy_from_slice(token);
 }
 
-/// The elements of these tokens, `len` of each.
+/// Elements of a range of tokens, `len` for each token.
 fn times(tokens: &Range<usize>, len: usize) -> Range<usize> {
     tokens.start * len..tokens.end * len
 }

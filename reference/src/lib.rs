@@ -1,13 +1,13 @@
-//! Gated DeltaNet (GDN) and Kimi Delta Attention (KDA) in f64 on the CPU: the truth for the GPU kernels.
+//! Gated DeltaNet (GDN) and Kimi Delta Attention (KDA) in f64 on the CPU: the exact results that GPU kernels are compared with.
 //!
-//! Written to be compared with the formulas, not to be fast; it has no dependencies, and none of it is shared with
-//! the kernels. Reading order: [`recurrence`], [`gate`], [`recurrent`], [`gdn`], [`kda`], [`conv`], [`norm`],
-//! [`layer`], [`deferred`]; what is held against it, and how: [`judge`], [`compare`].
+//! The code is written for comparison with the formulas, not for speed. It has no dependencies and shares no code with the
+//! kernels. Reading order: [`recurrence`], [`gate`], [`recurrent`], [`gdn`], [`kda`], [`conv`], [`norm`],
+//! [`layer`], [`deferred`]; then the comparison of results: [`judge`], [`compare`].
 //!
 //! Letters: `B` rows of the batch, `T` tokens of a row, `H` query/key heads, `HV` value heads, `K` and `V` head
 //! dims, `P` pool slots, `D` channels of a convolution over `W` tokens. Tensors are contiguous row-major `f64` slices.
-//! Rounding inputs or the stored state to a narrower type is the caller's business: pass the rounded values, round
-//! what comes back.
+//! Rounding inputs or the stored state to a narrower type is up to the caller: pass rounded values, and round the
+//! results.
 
 pub mod compare;
 pub mod conv;

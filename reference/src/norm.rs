@@ -1,4 +1,4 @@
-//! The norm between a layer's recurrence and its output projection, value head by value head:
+//! The norm between a layer's recurrence and its output projection, for each value head:
 //! ```text
 //! o ← weight · o / √(mean(o²) + eps) · act(z)
 //! ```
@@ -9,17 +9,17 @@ use crate::gate::Activation;
 /// A root mean square norm, gated by z.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedNorm<'a> {
-    /// `[B, T, HV, V]`, as o; `[B, T]` is `[total]` in packed rows.
+    /// Gate `[B, T, HV, V]`, as o; with packed rows, `[B, T]` is `[total]`.
     pub z: &'a [f64],
-    /// `[V]`
+    /// Weight `[V]`.
     pub weight: &'a [f64],
-    /// Above 0.
+    /// Epsilon, above 0.
     pub eps: f64,
-    /// Of z.
+    /// Activation of z.
     pub activation: Activation,
 }
 
-/// What the norm makes of o `[…, V]`, which has the dims of z; V is the length of the weight.
+/// Applies the norm to o `[…, V]`, which has the dims of z. V is the length of the weight.
 pub fn gated_norm(norm: &GatedNorm, o: &[f64]) -> Result<Vec<f64>, Error> {
     let value_dim = norm.weight.len();
     if value_dim == 0 {

@@ -22,11 +22,11 @@ pub struct Token {
     pub v: Vec<f64>,
     /// `[K]`: log α of each key channel.
     pub log_decay: Vec<f64>,
-    /// β
+    /// β, how much of the prediction error is written.
     pub beta: f64,
 }
 
-/// What a token leaves behind.
+/// Output and state after a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// `[V]`
@@ -35,9 +35,9 @@ pub struct Step {
     pub state: Vec<f64>,
 }
 
-/// Runs the tokens in order from `state` `[V, K]` and returns each one's output and state.
+/// Runs the tokens in order from `state` `[V, K]` and returns the output and state of each.
 ///
-/// K and V are the lengths of the first token's `k` and `v`. Fails where another length differs from them.
+/// K and V are the lengths of the first token's `k` and `v`. Fails if another length differs from them.
 pub fn recurrence(state: &[f64], tokens: &[Token]) -> Result<Vec<Step>, Error> {
     let Some(first) = tokens.first() else {
         return Ok(Vec::new());
@@ -57,14 +57,14 @@ pub fn recurrence(state: &[f64], tokens: &[Token]) -> Result<Vec<Step>, Error> {
     Ok(steps)
 }
 
-/// Takes one token into `state` `[V, K]`, and returns its output. V and K are the lengths of its `v` and `k`.
+/// Advances `state` `[V, K]` by one token and returns its output. V and K are the lengths of the token's `v` and `k`.
 pub(crate) fn take(state: &mut [f64], token: &Token) -> Result<Vec<f64>, Error> {
     let dims = [token.v.len(), token.k.len()];
     check_length("state", "[V, K]", &dims, state.len())?;
     step(state, dims, token)
 }
 
-/// [`take`] of a state whose length is that of the dims.
+/// As [`take`], for a state whose length is known to match the dims.
 fn step(
     state: &mut [f64],
     [value_dim, key_dim]: [usize; 2],
@@ -98,7 +98,7 @@ fn step(
     Ok(o)
 }
 
-/// α of each log α; neighbours are mostly the same.
+/// α of each log α. The last result is reused, since neighbours are mostly equal.
 pub(crate) fn decays(log_decay: &[f64]) -> Vec<f64> {
     let mut last = (0.0, 1.0);
     let decay = |&log_decay: &f64| {
@@ -120,7 +120,7 @@ pub fn normalise(x: &[f64], l2norm: bool, scale: f64) -> Vec<f64> {
     x.iter().map(|x| x * factor).collect()
 }
 
-/// The scale of q where none is given: `1 / √K`.
+/// The default scale of q: `1 / √K`.
 pub fn default_scale(key_dim: usize) -> f64 {
     1.0 / (key_dim as f64).sqrt()
 }

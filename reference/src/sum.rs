@@ -1,9 +1,9 @@
 //! Sums of many terms.
 
-/// Terms that are added up side by side: one sum would wait for each of its terms.
+/// Number of partial sums that run next to each other: a single sum would make each addition wait for the one before.
 const PARTS: usize = 8;
 
-/// The sum of the terms of `x` and `y`, element by element; of what both have, where one is longer.
+/// Sum of `term` over pairs of elements of `x` and `y`, up to the shorter length.
 #[inline]
 pub(crate) fn sum_of(x: &[f64], y: &[f64], term: impl Fn(f64, f64) -> f64) -> f64 {
     let len = x.len().min(y.len());

@@ -1,6 +1,6 @@
-//! The reference against expectations computed in f32 by public implementations of GDN and KDA, and of layers of them.
+//! Tests of the reference with results that public implementations of GDN and KDA, and of layers of them, computed in f32.
 //!
-//! The files are those of `tests/fixtures` in the workspace, or of the folder that `GATED_DELTA_FIXTURES` names.
+//! The files are in `tests/fixtures` of the workspace, or in the folder that `GATED_DELTA_FIXTURES` names.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use gated_delta_reference::compare::{COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, relati
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode};
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
@@ -77,7 +77,7 @@ impl Fixture {
         }
     }
 
-    /// GDN's raw gates.
+    /// The file's raw gates of GDN.
     fn gdn_gates(&self) -> Gates<'_> {
         Gates::Raw {
             a: self.get("a"),
@@ -91,7 +91,7 @@ impl Fixture {
         }
     }
 
-    /// All tokens of a K-last file, nothing written but o.
+    /// All tokens of a file with K-last states; only o is written.
     fn recurrent<'a>(&'a self, gates: TokenGates<'a>, slots: &'a [i64]) -> Recurrent<'a> {
         let [batch, tokens, heads, key_dim] = self.dims("q");
         let [value_heads, value_dim] = self.dims("v");
@@ -106,7 +106,7 @@ impl Fixture {
         }
     }
 
-    /// Compares the pool with the file's, and the slots that belong to no row bit for bit.
+    /// Compares the pool with the file's; slots that belong to no row have to be equal bit for bit.
     #[track_caller]
     fn assert_pool(&self, pool: &[f64]) {
         let wanted = self.get("expected.state");
@@ -214,7 +214,7 @@ fn gdn_mtp_bf16_snapshots() {
     assert_eq!(after.pool, file.get("expected.state"));
 }
 
-fn kda_recurrent(file: &Fixture, kind: KdaGate) {
+fn kda_recurrent(file: &Fixture, kind: KdaDecay) {
     let slots = file.slots();
     let gates = KdaGates {
         g: file.get("g"),
@@ -234,7 +234,7 @@ fn kda_recurrent(file: &Fixture, kind: KdaGate) {
 #[test]
 fn kda_recurrent_bf16_softplus() {
     let file = Fixture::read("kda_recurrent_bf16_softplus.safetensors");
-    let kind = KdaGate::Softplus {
+    let kind = KdaDecay::Softplus {
         a_log: file.get("A_log"),
         dt_bias: Some(file.get("dt_bias")),
     };
@@ -244,7 +244,7 @@ fn kda_recurrent_bf16_softplus() {
 #[test]
 fn kda_recurrent_bf16_lower_bound_d64() {
     let file = Fixture::read("kda_recurrent_bf16_lower_bound_d64.safetensors");
-    let kind = KdaGate::LowerBound {
+    let kind = KdaDecay::LowerBound {
         lower_bound: file.metadata["lower_bound"].parse().unwrap(),
         a_log: Some(file.get("A_log")),
         dt_bias: Some(file.get("dt_bias")),
@@ -252,7 +252,7 @@ fn kda_recurrent_bf16_lower_bound_d64() {
     kda_recurrent(&file, kind);
 }
 
-/// A layer from its projection to its norm: o, the states, the windows to the bit, and what belongs to no row.
+/// A layer from its projection to its norm: compares o, the states, the windows bit for bit, and everything that belongs to no row.
 fn layer_step(name: &str, tolerance: f64) {
     let file = Fixture::read(name);
     let heads: usize = file.metadata["heads"].parse().unwrap();
@@ -278,7 +278,7 @@ fn layer_step(name: &str, tolerance: f64) {
         );
         TokenGates::Kda(KdaGates {
             g: file.get("g"),
-            kind: KdaGate::Softplus {
+            kind: KdaDecay::Softplus {
                 a_log: file.get("A_log"),
                 dt_bias: Some(file.get("dt_bias")),
             },

@@ -2,7 +2,7 @@
 //! random ones.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use gated_delta_reference::gate::{sigmoid, softplus_log_decay};
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
 use gated_delta_test_support::backend::{Turns, backends, on_threads, simulator};
@@ -128,9 +128,9 @@ fn gates_at_the_ends_of_their_range() {
                 GateKind::Given,
             ],
             Operator::Kda => [
-                of_kda(KdaDecay::Softplus),
-                of_kda(KdaDecay::LowerBound(-5.0)),
-                of_kda(KdaDecay::Log),
+                of_kda(DecayKind::Softplus),
+                of_kda(DecayKind::LowerBound(-5.0)),
+                of_kda(DecayKind::Log),
             ],
         };
         for (seed, gates) in (1..).zip(gates) {
@@ -465,7 +465,7 @@ fn what_has_decayed_keeps_its_digits() {
                 tokens: 8,
                 norm: None,
                 gates: match family.operator {
-                    Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+                    Operator::Kda => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
                     Operator::Gdn => GateKind::Given,
                 },
                 ..Spec::plain(family)

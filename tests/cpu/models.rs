@@ -2,7 +2,7 @@
 //! prompt, in every state dtype and layout. Heads are those of a small part of it, with its HV/H.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay};
+use gated_delta_harness::arguments::{DecayKind, GateKind};
 use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, NormChoice, Spec};
@@ -71,14 +71,14 @@ const MODELS: [Model; 8] = [
     },
     Model {
         name: "Kimi-Linear",
-        gates: GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+        gates: GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
         ratio: 1,
         dim: 128,
         norm: SIGMOID,
     },
     Model {
         name: "GLM-5-Next",
-        gates: GateKind::Kda(KdaDecay::LowerBound(-5.0), KdaBeta::Logit),
+        gates: GateKind::Kda(DecayKind::LowerBound(-5.0), KdaBeta::Logit),
         ratio: 1,
         dim: 128,
         norm: SIGMOID,

@@ -2,7 +2,7 @@
 //! checkpoints, with and without a convolution and a norm.
 
 use gated_delta::{Activation, DType, KdaBeta, StateLayout};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use gated_delta_kernels::for_each_entry;
 use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::layout::Layout;
@@ -53,7 +53,7 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
             heads: 1,
             gates: match family.operator {
                 Operator::Gdn => GateKind::Given,
-                Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+                Operator::Kda => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
             },
             conv: Some(ConvChoice {
                 taps: 3,

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use gated_delta::{Activation, DType, Entry, KdaBeta, StateLayout, Tensor};
 use gated_delta_harness::arguments::{
-    Arguments, GateKind, GatedNorm, KdaDecay, New, Operator, Tokens, value_dim,
+    Arguments, DecayKind, GateKind, GatedNorm, New, Operator, Tokens, value_dim,
 };
 use gated_delta_test_support::backend::{Backend, backends, on_threads};
 use gated_delta_test_support::compare::check;
@@ -33,7 +33,7 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     let beta = tensor(DType::F32, &[batch, tokens, heads]);
     let (gates, gate) = match family.operator {
         Operator::Gdn => (GateKind::Given, beta),
-        Operator::Kda => (GateKind::Kda(KdaDecay::Log, KdaBeta::Given), qk),
+        Operator::Kda => (GateKind::Kda(DecayKind::Log, KdaBeta::Given), qk),
     };
     let args = Arguments {
         new: Some(New {

@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use gated_delta::driver::{Device, DeviceMemory, Stream};
 use gated_delta::{
     Context, DType, DeviceElement, Error, Formulation, GdnCommit, GdnGates, KdaBeta, KdaCommit,
-    KdaGate, KdaGates, Library, Options, StateLayout, States, Stored, StreamRef, Tensor, Work,
+    KdaDecay, KdaGates, Library, Options, StateLayout, States, Stored, StreamRef, Tensor, Work,
 };
 use half::bf16;
 
@@ -62,7 +62,7 @@ impl Case {
             .state_layout(self.layout)
             .formulation(self.formulation);
         if self.is_kda {
-            let gates = KdaGates::new(of.gate, KdaGate::Log, of.beta, KdaBeta::Given);
+            let gates = KdaGates::new(of.gate, KdaDecay::Log, of.beta, KdaBeta::Given);
             Box::new(KdaCommit::new(stored, gates, of.keep, states).options(options))
         } else {
             let gates = GdnGates::given(of.gate, of.beta);

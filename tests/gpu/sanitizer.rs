@@ -9,7 +9,7 @@ use std::env;
 use std::sync::Mutex;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use gated_delta_test_support::backend::{cuda, cuda_for, on_threads, simulator_for};
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::deferred;
@@ -31,7 +31,7 @@ const FORMS: [Change; 6] = [
             ..spec.form
         };
         (spec.options.head_map, spec.options.qk_l2norm) = (HeadMap::Tiled, false);
-        spec.gates = gates(spec, GateKind::Given, KdaDecay::Log, KdaBeta::Given);
+        spec.gates = gates(spec, GateKind::Given, DecayKind::Log, KdaBeta::Given);
         spec.slots.write_pool = Some(1);
     },
     |spec| {
@@ -44,7 +44,7 @@ const FORMS: [Change; 6] = [
         (spec.form.packed, spec.form.io, spec.form.pools) =
             (true, Spacing::Aligned, Spacing::Aligned);
         let raw = GateKind::Raw(BetaScale::Two);
-        spec.gates = gates(spec, raw, KdaDecay::LowerBound(-5.0), KdaBeta::Logit);
+        spec.gates = gates(spec, raw, DecayKind::LowerBound(-5.0), KdaBeta::Logit);
         spec.options.null_slot = Some(0);
     },
     |spec| {
@@ -160,7 +160,7 @@ fn is_short(entry: Entry) -> bool {
 }
 
 /// The operator's gates.
-fn gates(spec: &Spec, gdn: GateKind, decay: KdaDecay, beta: KdaBeta) -> GateKind {
+fn gates(spec: &Spec, gdn: GateKind, decay: DecayKind, beta: KdaBeta) -> GateKind {
     match spec.gates.operator() {
         Operator::Kda => GateKind::Kda(decay, beta),
         Operator::Gdn => gdn,

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of this bundle on this host's GPU, several binaries at a time. Needs a driver, neither Rust nor network.
 #
-#   ./run.sh [all | NAME...]      everything, or what is named: a test binary or, of tests-cpu and tests-gpu, which are many, a
-#                                 module of theirs (tests-laws). `./run.sh list` says what there is
+#   ./run.sh [all | NAME...]      everything, or the named tests: a test binary or, of tests-cpu and tests-gpu, which are large, one
+#                                 of their modules (tests-laws). `./run.sh list` prints the names
 #   FILTER=text ./run.sh          the tests whose name contains the text
 #   SANITIZE=all ./run.sh         under compute-sanitizer (all, or some of racecheck, memcheck, initcheck, synccheck):
 #                                 the tests whose name contains FILTER; `sanitizer` if it is not set, all if empty.
@@ -15,7 +15,7 @@
 #   LIMIT=seconds                 a process that takes longer is ended, and has failed
 #   RUST_TEST_THREADS=n           threads of a process; PROPTEST_CASES and the like reach the tests too
 #
-# One test by itself: tests/tests-cpu laws::rows::NAME, with CUDA_CACHE_PATH=$PWD/cache to find what was compiled.
+# A single test: tests/tests-cpu laws::rows::NAME, with CUDA_CACHE_PATH=$PWD/cache to find what was compiled.
 # Prints a line per process as it ends, then what examples printed, the logs of what failed, and totals; all logs are in
 # logs/. Fails where a process fails or no test ran.
 # Besides the tests: bin/gated-delta, and the benches as `benches/NAME --bench`.
@@ -24,7 +24,7 @@ cd "$(dirname "$0")" || exit 2
 
 export GATED_DELTA_REQUIRE_GPU=${GATED_DELTA_REQUIRE_GPU:-1}
 export GATED_DELTA_FIXTURES=$PWD/fixtures GATED_DELTA_BIN=$PWD/bin/gated-delta
-# What the driver compiled, for whoever loads the same text again.
+# The driver's cache of compiled kernels, shared by all processes.
 export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$PWD/cache} CUDA_CACHE_MAXSIZE=${CUDA_CACHE_MAXSIZE:-4294967296}
 unset CUDA_CACHE_DISABLE
 
@@ -72,7 +72,7 @@ tests_of() {
     "tests/$1" --list ${filter:+"$filter"} 2>/dev/null | sed -n 's/: test$//p'
 }
 
-# What is run: `NAME BINARY` a line, of MODULES a module and its binary, longest first.
+# The processes to run, one `NAME BINARY` a line, longest first. Each module of a binary in MODULES is a process.
 units() {
     local binary
     for binary in tests/*; do
@@ -166,7 +166,7 @@ execute() {
     printf '%d %d %d %d %s %s\n' "$status" "$passed" "$failed" $((SECONDS - begin)) "$tool" "$name" >>logs/results
 }
 
-# Of the tests' names on stdin, those of ALONE, all others or all.
+# part alone|others|-: filters the test names on stdin: those of ALONE, all others, or all.
 part() {
     case $1 in
         alone) grep "$ALONE" ;;
@@ -175,7 +175,7 @@ part() {
     esac
 }
 
-# pool JOBS 'TOOL NAME FILE SHARD PART'...: so many at a time.
+# pool JOBS 'TOOL NAME FILE SHARD PART'...: runs the processes, JOBS at a time.
 pool() {
     local most=$1 job
     for job in "${@:2}"; do
@@ -188,7 +188,7 @@ pool() {
     wait
 }
 
-# totals TOOL TITLE SECONDS
+# totals TOOL TITLE SECONDS: prints the counts of a tool's processes and tests.
 totals() {
     awk -v tool="$1" -v title="$2" -v seconds="$3" '
         $5 == tool { n++; failed += $1 != 0; passed += $2 }
@@ -200,7 +200,7 @@ failures() {
     awk '$1 != 0' logs/results
 }
 
-# The end of what failed, and what a sanitizer said first.
+# Prints the end of the log of each failed process, and the first report of a sanitizer.
 print_failures() {
     local status name
     while read -r status _ _ _ _ name; do

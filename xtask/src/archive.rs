@@ -1,6 +1,7 @@
-//! `cargo xtask ptx-archive`: `host/ptx.lzma`, which the published package has instead of `host/ptx`.
+//! `cargo xtask ptx-archive` writes `host/ptx.lzma`, which replaces `host/ptx` in the published package.
 //!
-//! The files share most of what they are, over more than a package's own compression reaches; a registry takes 10 MiB.
+//! The PTX files have most of their text in common, at distances beyond the reach of a package's own compression. A registry takes
+//! packages of at most 10 MiB.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,12 +13,12 @@ use lzma_rust2::{LzmaOptions, LzmaWriter};
 
 use crate::{ptx, shell};
 
-/// Of LZMA: its default.
+/// LZMA's default preset.
 const PRESET: u32 = 6;
-/// More than this leaves too little of a registry's 10 MiB.
+/// Largest archive, in MiB. A larger one leaves too little of a registry's 10 MiB for the rest of the package.
 const MOST_MIB: u64 = 9;
 
-/// Writes the archive: each file's text behind a line `//! ` and its entry, as `host/build.rs` reads it.
+/// Writes the archive: for each entry a line `//! NAME`, then its PTX, as `host/build.rs` reads them.
 pub fn write() -> Result<()> {
     let mut text = String::new();
     for &entry in Entry::ALL {

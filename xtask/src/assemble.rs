@@ -1,4 +1,4 @@
-//! Assembling entries with ptxas, and the checks on what comes out.
+//! Assembles entries with ptxas and checks the result.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,26 +17,26 @@ use crate::text::{defects, replace_words};
 use crate::toolchain::{self, CudaTools};
 use crate::{hash, ptx, shell};
 
-/// Ampere, Hopper, Blackwell (data centre), Blackwell (workstation); and what Hopper has alone.
+/// Architectures to assemble for: Ampere, Hopper, Blackwell (data centre), Blackwell (workstation), and Hopper with its own features.
 const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
-/// Hopper with its warpgroups.
+/// Hopper with features that no other architecture has: its warpgroup instructions.
 const HOPPER: &str = "sm_90a";
 
-/// The ones that a quick look is at.
+/// Architectures that [`Scope::Only`] assembles for.
 const QUICK: [&str; 2] = ["sm_90", HOPPER];
 
-/// What is assembled.
+/// Selection of entries, profiles and architectures to assemble.
 #[derive(Clone, Copy)]
 pub enum Scope<'a> {
     /// Every entry with every profile for every architecture.
     All,
-    /// Every entry with every profile, for one architecture after the other of those that it is for.
+    /// Every entry with every profile, each for one architecture: profiles and entries take an entry's architectures in turn.
     InTurn,
-    /// Entries whose name contains this, for what a quick look is at.
+    /// Entries whose name contains this text, with every profile, for [`QUICK`] alone.
     Only(&'a str),
 }
 
-/// Those that `entry` is for: clusters came with Hopper, and warpgroups went with it.
+/// Architectures that `entry` is assembled for. Clusters need Hopper or newer, warpgroup instructions need Hopper itself.
 fn served(entry: Entry) -> Vec<&'static str> {
     let (warpgroups, clusters) = (entry.takes_warpgroups(), entry.takes_clusters());
     let is_served = |architecture: &&str| match *architecture {
@@ -48,7 +48,7 @@ fn served(entry: Entry) -> Vec<&'static str> {
 }
 
 impl Scope<'_> {
-    /// The profiles that the `number`-th entry is assembled with, each with its architectures.
+    /// Pairs of architecture and profile that the `number`-th entry is assembled for.
     fn jobs(self, number: usize, entry: Entry) -> Vec<(&'static str, Profile)> {
         let served = served(entry);
         let is_taken = |profile: usize, place: usize, architecture: &str| match self {
@@ -68,7 +68,7 @@ impl Scope<'_> {
     }
 }
 
-/// What ptxas says of an entry.
+/// Resources of an entry, as ptxas prints them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Registers of a thread.
@@ -77,7 +77,7 @@ pub struct Usage {
     pub shared: u32,
 }
 
-/// `text` with its load-time constants and the words of an architecture's machine filled in.
+/// Fills in the load-time constants of `text`, and the words that depend on the machine of `architecture`.
 pub fn substitute(text: &str, values: &[(&str, u32)], architecture: &str) -> String {
     let mut values: HashMap<_, _> = values.iter().copied().collect();
     let machine = machine_of(architecture);
@@ -88,7 +88,7 @@ pub fn substitute(text: &str, values: &[(&str, u32)], architecture: &str) -> Str
     })
 }
 
-/// The machine of an architecture, `sm_` and ten times its compute capability.
+/// The machine (see [`machine`]) of an architecture, whose name is `sm_` and ten times its compute capability.
 fn machine_of(architecture: &str) -> u32 {
     let digits = architecture.trim_start_matches(|c: char| !c.is_ascii_digit());
     let number = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -119,8 +119,8 @@ pub fn assemble(
     Ok((object, printed.into_owned()))
 }
 
-/// Checks the text of every committed entry, assembles what `scope` says, and prints what it takes. A text that was assembled
-/// here before, with the same assembler and looked at in the same way, is not assembled again.
+/// Checks the text of every committed entry, assembles the entries of `scope`, and prints their registers and shared memory. A text
+/// is not assembled again if the same assembler and the same version of this file have accepted the text on this machine before.
 pub fn check(scope: Scope<'_>) -> Result<()> {
     let tools = toolchain::cuda_tools()?;
     let known = Known::open(shell::target()?.join("ptx/assembled.txt"))?;
@@ -154,7 +154,7 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
                     let name = profile.name();
                     format!("{} for {architecture}, profile {name}", entry.name())
                 });
-            // The table comes when all are done, which takes a while.
+            // Errors are printed at once: the table comes after all entries, which takes a while.
             if let Err(error) = &usage {
                 eprintln!("{error:#}");
             }
@@ -244,7 +244,7 @@ fn usage(tools: &CudaTools, text: &str, architecture: &str) -> Result<Usage> {
     })
 }
 
-/// The number that stands before `unit` in what ptxas prints.
+/// The number before `unit` in the output of ptxas.
 fn number_before(printed: &str, unit: &str) -> Option<u32> {
     let before = &printed[..printed.find(unit)?];
     before

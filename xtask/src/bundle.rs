@@ -1,4 +1,4 @@
-//! `cargo xtask gpu-bundle`: what a GPU host without Rust and network needs to run the tests.
+//! `cargo xtask gpu-bundle` packs the tests for a GPU host that has neither Rust nor network.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::shell;
 
 const RUN: &str = include_str!("../gpu-bundle/run.sh");
 
-/// More than this is a mistake: unstripped binaries, or a build directory among the fixtures.
+/// Largest bundle, in MiB. A larger one is a mistake: unstripped binaries, or a build directory among the fixtures.
 const MOST_MIB: u64 = 24;
 
-/// Of xz: a tenth larger than of the preset 6, in a fifth of the time.
+/// xz's preset. The bundle is a tenth larger than with preset 6, and packed in a fifth of the time.
 const PRESET: u32 = 1;
 
 /// The folder that the archive unpacks to.
@@ -99,7 +99,7 @@ fn stripped(path: &Path) -> Result<Vec<u8>> {
     fs::read(place.path()).with_context(|| place.path().display().to_string())
 }
 
-/// The files in one, without what differs from build to build.
+/// Packs the files into one tar archive, without times, owners and other data that differs from build to build.
 fn tar(files: &BTreeMap<String, File>) -> Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, file) in files {
@@ -111,7 +111,7 @@ fn tar(files: &BTreeMap<String, File>) -> Result<Vec<u8>> {
     Ok(archive.into_inner()?)
 }
 
-/// Compressed by a dictionary as large as the text: the binaries share most of what they are, which is stored once.
+/// Compresses `text` with a dictionary as large as the text: code that the binaries have in common is then stored once.
 fn xz(text: &[u8]) -> Result<Vec<u8>> {
     let mut options = XzOptions::with_preset(PRESET);
     let size = text.len().next_power_of_two().min(1 << 30);
@@ -124,16 +124,16 @@ fn xz(text: &[u8]) -> Result<Vec<u8>> {
     Ok(packed.finish()?)
 }
 
-/// An executable of the workspace.
+/// An executable that cargo built.
 struct Binary {
     path: PathBuf,
-    /// `tests`, `benches`, `examples` or `bin`.
+    /// Folder in the bundle: `tests`, `benches`, `examples` or `bin`.
     folder: &'static str,
     name: String,
 }
 
-/// Builds the workspace and lists what came out. Without the tests that need no GPU: those of packages that do not
-/// depend on `gated-delta`, and those that want cargo or the sources, which a package names in its manifest as
+/// Builds the workspace and lists the executables for the bundle. Tests that need no GPU are left out: those of packages that do
+/// not depend on `gated-delta`, and those that need cargo or the sources, which their package lists in its manifest under
 /// `package.metadata.gpu-bundle.skip`.
 fn binaries() -> Result<Vec<Binary>> {
     let metadata = ["metadata", "--no-deps", "--format-version=1"];
@@ -161,8 +161,8 @@ fn binaries() -> Result<Vec<Binary>> {
     Ok(binaries)
 }
 
-/// The packages with GPU tests, of the workspace that cargo describes: its default members as `cargo test` builds them,
-/// and each other one by itself, since its dependencies may ask for features of theirs that would build them anew.
+/// Groups of packages with GPU tests, each group built by one cargo command. The workspace's default members are one group, as
+/// `cargo test` builds them. Every other package is built alone: the features that it asks of dependencies would rebuild them.
 fn built_together(metadata: &Value) -> Vec<Vec<&Value>> {
     let default = metadata["workspace_default_members"].as_array();
     let is_default = |package: &Value| default.is_some_and(|ids| ids.contains(&package["id"]));
@@ -174,7 +174,7 @@ fn built_together(metadata: &Value) -> Vec<Vec<&Value>> {
     [together].into_iter().chain(alone).collect()
 }
 
-/// Whether a package is `gated-delta` or depends on it: what does not cannot launch a kernel.
+/// Whether `package` is `gated-delta` or depends on it. Any other package cannot launch a kernel.
 fn has_gpu_tests(package: &Value) -> bool {
     let dependencies = package["dependencies"].as_array().into_iter().flatten();
     let mut names = dependencies
@@ -183,7 +183,7 @@ fn has_gpu_tests(package: &Value) -> bool {
     names.any(|name| name == "gated-delta")
 }
 
-/// The binaries that `package` keeps out of the bundle.
+/// Names of the test binaries that `package` keeps out of the bundle.
 fn skipped_tests(package: &Value) -> Vec<String> {
     let skip = package["metadata"]["gpu-bundle"]["skip"].as_array();
     let skip = skip.into_iter().flatten().filter_map(Value::as_str);
@@ -191,7 +191,7 @@ fn skipped_tests(package: &Value) -> Vec<String> {
         .collect()
 }
 
-/// The executable that a message of cargo announces. Tests are called after their package's folder.
+/// The executable that a message of cargo announces, if any. A test is named after its package's folder.
 fn binary(message: &Value) -> Option<Binary> {
     let path = message["executable"].as_str()?.into();
     let target = message["target"]["name"].as_str()?;
@@ -201,7 +201,7 @@ fn binary(message: &Value) -> Option<Binary> {
         ("bench", _) => ("benches", target.to_owned()),
         ("test", _) => ("tests", format!("{package}-{target}")),
         (_, true) => ("tests", format!("{package}-{kind}-{target}")),
-        // An example may be a package of its own. Those without a number are fixtures and tools.
+        // An example may be a package of its own. Examples without a number are fixtures and tools.
         ("bin" | "example", false) if target.starts_with(|c: char| c.is_ascii_digit()) => {
             ("examples", target.to_owned())
         }
@@ -211,7 +211,7 @@ fn binary(message: &Value) -> Option<Binary> {
     Some(Binary { path, folder, name })
 }
 
-/// Folder of the package that a message is about.
+/// Folder name of the package in a message of cargo.
 fn folder_of(message: &Value) -> Option<&str> {
     let manifest = Path::new(message["manifest_path"].as_str()?);
     manifest.parent()?.file_name()?.to_str()
@@ -281,7 +281,7 @@ mod tests {
         );
     }
 
-    /// As tar and xz read it, which check the sums.
+    /// The archive is unpacked by readers of xz and tar, which verify the checksums.
     #[test]
     fn the_archive_holds_the_files_and_what_they_share_once() {
         let mut state = 1u64;

@@ -1,4 +1,4 @@
-//! kernels-gpu, compiled to one PTX module.
+//! Compiles kernels-gpu to one PTX module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::module::Module;
 use crate::toolchain::Compiler;
 use crate::{hash, shell};
 
-/// Flags of the device code and of its `core`. sm_80 has the asynchronous copies and bf16 conversions
-/// that the kernels use; PTX 7.4 has `L1::no_allocate`. Panics become a bare trap. The threshold makes
-/// every loop over a register array unroll: one that stays puts the array in local memory. rustc threads no jumps, as LLVM does
-/// too: it would copy a barrier into the branches before it, where some warps wait at one copy and others at the other.
+/// Flags of the device code and of its `core`. sm_80 has the asynchronous copies and bf16 conversions that the kernels use; PTX 7.4
+/// has `L1::no_allocate`. Panics become a bare trap. The unroll threshold unrolls every loop over a register array: a loop that
+/// remains puts the array in local memory. rustc's jump threading is off (LLVM has its own): it would copy a barrier into the
+/// branches before it, and some warps would wait at one copy and others at the other.
 const RUSTFLAGS: [&str; 6] = [
     "-Ctarget-cpu=sm_80",
     "-Ctarget-feature=+ptx74",
@@ -22,7 +22,7 @@ const RUSTFLAGS: [&str; 6] = [
     "-Zmir-enable-passes=-JumpThreading",
 ];
 
-/// The profile `ptx`, which leaves the workspace's own profiles alone.
+/// The cargo profile `ptx`, separate from the workspace's own profiles.
 const PROFILE: [&str; 6] = [
     "profile.ptx.inherits='release'",
     "profile.ptx.panic='abort'",
@@ -32,14 +32,14 @@ const PROFILE: [&str; 6] = [
     "profile.ptx.incremental=false",
 ];
 
-/// Every flag that decides the generated code.
+/// All flags that decide the generated code.
 pub fn flags() -> impl Iterator<Item = &'static str> {
     RUSTFLAGS.into_iter().chain(PROFILE)
 }
 
-/// Compiles the kernels and reads the module: of all entries, or of those alone whose name contains `only`.
+/// Compiles the kernels and parses the module: all entries, or only those whose name contains `only`.
 pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Module> {
-    // A directory per compiler and flags: cargo does not track the assembly as an output of its own.
+    // A directory for each compiler and set of flags: cargo does not track the assembly as an output of its own.
     let recipe = flags().fold(compiler.identity.clone(), |recipe, flag| {
         recipe + "\n" + flag
     });
@@ -85,7 +85,7 @@ pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Module> {
     Module::parse(&text).with_context(|| assembly.display().to_string())
 }
 
-/// Manifest of a copy of the kernels that is no member of the workspace.
+/// Manifest of a copy of the kernels outside of the workspace.
 const MANIFEST: &str = r#"[package]
 name = "gated-delta-kernels"
 version = "0.0.0"
@@ -100,7 +100,7 @@ bytemuck = { version = "1.24", features = ["derive"] }
 [workspace]
 "#;
 
-/// Copies the kernels under `target/`, with no more lines in the table of entries than those whose name contains `only`.
+/// Copies the kernels under `target/`. The copy's table of entries has only the lines whose name contains `only`.
 fn copy_with(only: &str) -> Result<PathBuf> {
     let package = shell::target()?.join("ptx-only/kernels-gpu");
     if package.exists() {

@@ -40,7 +40,7 @@ pub fn compiler_prefix() -> Result<PathBuf> {
     Ok(prefix)
 }
 
-/// Directories of shared libraries under `prefix`, as the dynamic linker wants them.
+/// Directories of shared libraries under `prefix`, joined for `LD_LIBRARY_PATH`.
 pub fn library_path(prefix: &Path) -> Result<OsString> {
     let mut directories = Vec::new();
     for parent in [prefix.join("usr/lib"), prefix.join("lib")] {
@@ -60,7 +60,7 @@ pub fn library_path(prefix: &Path) -> Result<OsString> {
     Ok(env::join_paths(directories)?)
 }
 
-/// Downloads the compiler, its library sources, and the packages that it needs and this system lacks.
+/// Downloads the compiler, its library sources, and those of their dependencies that this system lacks.
 fn download(directory: &Path) -> Result<()> {
     let mut simulate = Command::new("apt-get");
     simulate.args([

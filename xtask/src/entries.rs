@@ -1,10 +1,10 @@
-//! What this tool knows of the kernels: the compiled variants.
+//! The compiled variants of the kernels, and their files.
 
 pub use gated_delta_kernels::entries::Entry;
 
 use anyhow::{Context, Result};
 
-/// File of an entry under `host/ptx`.
+/// File name of an entry under `host/ptx`.
 pub fn file_name(entry: Entry) -> String {
     format!("{}.ptx", entry.name())
 }

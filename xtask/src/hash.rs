@@ -13,9 +13,8 @@ pub fn of_text(text: &str) -> String {
     hex(Sha256::digest(text))
 }
 
-/// SHA-256 of everything that decides the PTX but the compiler: kernel sources without the simulator
-/// and what is there in its place,
-/// the manifest, the compile flags.
+/// SHA-256 of everything but the compiler that decides the PTX: the manifest and sources of the kernels, without the simulator
+/// and the stubs for builds without it, and the compile flags.
 pub fn of_sources() -> Result<String> {
     let package = shell::root().join("kernels-gpu");
     let mut files = vec![package.join("Cargo.toml")];

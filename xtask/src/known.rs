@@ -1,4 +1,4 @@
-//! What ptxas has said of texts on this machine: it says the same of the same text again.
+//! Answers of ptxas on this machine, kept so that a text is assembled once.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -10,15 +10,15 @@ use anyhow::{Context, Result};
 
 use crate::assemble::Usage;
 
-/// Texts without defects, by what [`crate::hash::of_text`] makes of what decides the answer. They are kept in a file, a line each,
-/// as they are found: what was assembled before an interruption, or a defect, is not assembled again.
+/// Resources of texts that ptxas accepted, by [`crate::hash::of_text`] of everything that decides the answer. A file has one line
+/// for each, written as soon as it is known: after an interruption or a defect, texts accepted before are not assembled again.
 pub struct Known {
     usages: HashMap<String, Usage>,
     file: Mutex<File>,
 }
 
 impl Known {
-    /// Those of `path`, to which new ones are added.
+    /// Reads the answers in the file at `path`; new ones are appended to the file.
     pub fn open(path: PathBuf) -> Result<Self> {
         let opened = || -> Result<Self> {
             if let Some(directory) = path.parent() {
@@ -36,7 +36,7 @@ impl Known {
         opened().with_context(|| path.display().to_string())
     }
 
-    /// What is known of `key`; else what `find` says, which is remembered.
+    /// The answer for `key`. If there is none, `find` is called and its answer is kept.
     pub fn usage(&self, key: &str, find: impl FnOnce() -> Result<Usage>) -> Result<Usage> {
         if let Some(usage) = self.usages.get(key) {
             return Ok(*usage);
@@ -49,7 +49,7 @@ impl Known {
     }
 }
 
-/// Of a whole line: one that is not was being written as somebody interrupted.
+/// Parses a line. A line that an interruption cut short gives nothing.
 fn of_line(line: &str) -> Option<(String, Usage)> {
     let words = line.strip_suffix('\n')?.split(' ').collect::<Vec<_>>();
     let [key, registers, shared] = words[..] else {
@@ -80,7 +80,7 @@ mod tests {
         let known = Known::open(path.clone()).unwrap();
         assert_eq!(known.usage(&good, || Ok(usage)).unwrap(), usage);
         assert!(known.usage(&bad, || bail!("a spill")).is_err());
-        // The rest of a line that was being written.
+        // A line that was cut short as it was written.
         fs::write(&path, fs::read_to_string(&path).unwrap() + &bad + " 40 5").unwrap();
         let known = Known::open(path).unwrap();
         let asked = || -> Result<Usage> { panic!("asked again") };

@@ -1,7 +1,7 @@
 //! Build tool of the workspace: `cargo xtask --help`.
 //!
-//! The library itself builds with plain `cargo build`: the PTX that it embeds is committed. This tool
-//! makes that PTX, checks it, shows what becomes of it, and packs the tests for a GPU host.
+//! The library itself builds with plain `cargo build`, since the PTX that it embeds is committed. This tool makes and checks that
+//! PTX, disassembles it, and packs the tests for a GPU host.
 
 mod archive;
 mod assemble;
@@ -30,27 +30,27 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Task {
-    /// Find or fetch the kernel compiler and the CUDA assemblers, and print what is used.
+    /// Find or fetch the kernel compiler and the CUDA assemblers, and print their versions and paths.
     ///
     /// The compiler is $GATED_DELTA_RUSTC, an installed stable toolchain of rustup from 1.96 on with
     /// rust-src, or Debian's rustc-web, unpacked under target/. The assemblers are those in
     /// $GATED_DELTA_CUDA_BIN or NVIDIA's wheels, unpacked under target/.
     Toolchain,
-    /// Compile kernels-gpu to host/ptx, one file per entry and a manifest, and assemble each for every architecture.
+    /// Compile kernels-gpu to host/ptx, one file per entry and a manifest, and assemble each entry for every architecture.
     Ptx {
-        /// Write nothing; fail where the committed files are not what these sources give, and assemble each entry with each profile
+        /// Write nothing; fail if the committed files differ from the output of these sources, and assemble each entry with each profile
         /// for one architecture.
         #[arg(long)]
         check: bool,
-        /// Compile the entries whose name contains this alone, and assemble them for sm_90 alone: a quick look while a kernel
-        /// is written.
+        /// Compile only the entries whose name contains this text, and assemble them for sm_90 and sm_90a only: a quick look while
+        /// writing a kernel.
         #[arg(long, conflicts_with = "check")]
         only: Option<String>,
-        /// Compile nothing; compare host/ptx with that of a revision, and fail where a text is not the same but for its symbol.
+        /// Compile nothing; compare host/ptx with the files of a revision, and fail if more than the symbol of a text has changed.
         #[arg(long, value_name = "REVISION", conflicts_with_all = ["check", "only"])]
         same: Option<String>,
     },
-    /// Pack host/ptx into host/ptx.lzma, which `cargo package` takes in its place.
+    /// Pack host/ptx into host/ptx.lzma, which replaces it in `cargo package`.
     PtxArchive,
     /// Print the machine code of an entry.
     Sass(sass::Options),

@@ -1,4 +1,4 @@
-//! `host/ptx/manifest.txt`: what the PTX files were made of, and by which compiler.
+//! `host/ptx/manifest.txt`: hashes of the PTX files and of their sources, and the compiler that made them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,14 +9,14 @@ pub const NAME: &str = "manifest.txt";
 const TITLE: &str =
     "Written by `cargo xtask ptx`; hashes are SHA-256, of the files without their first line.\n";
 
-/// One `key: value` a line. What the text lacks is empty.
+/// Content of the manifest, one `key: value` a line. A key that the text lacks is empty here.
 #[derive(Debug, Default, PartialEq)]
 pub struct Manifest {
     /// Identity of the compiler.
     pub compiler: String,
     /// Hash of the sources and flags.
     pub sources: String,
-    /// Hash of each file below its title, by its name.
+    /// Hash of each PTX file without its first line, by file name.
     pub bodies: BTreeMap<String, String>,
 }
 

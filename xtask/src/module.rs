@@ -1,4 +1,4 @@
-//! A PTX module, taken apart into its entries.
+//! Parses a PTX module and takes it apart into its entries.
 
 use std::collections::HashMap;
 
@@ -21,42 +21,42 @@ struct Item {
     text: String,
 }
 
-/// What the compiler does not say of an entry: how it is launched.
+/// Launch bounds of an entry, which the compiler does not write.
 pub struct LaunchBounds {
     /// Threads of a block.
     pub block: u32,
-    /// Blocks of a multiprocessor that registers must leave room for, a number or a load-time constant; none leaves it to the
-    /// assembler.
+    /// Resident blocks per multiprocessor that the register count must allow: a number or a load-time constant. `None` leaves the
+    /// register count to the assembler.
     pub min_blocks_per_sm: Option<String>,
-    /// Blocks of a cluster, where there are such.
+    /// Cluster dimensions, for an entry that runs in clusters.
     pub cluster: Option<Cluster>,
-    /// Whether warpgroups multiply.
+    /// Whether the entry uses warpgroup instructions.
     pub warpgroups: bool,
 }
 
-/// Blocks of a cluster.
+/// Blocks of a cluster, along x and y.
 pub struct Cluster {
-    /// Along x.
+    /// Blocks along x, one for each tile.
     pub tiles: u32,
-    /// Whether it has those for each value head of a query/key head, along y.
+    /// Whether the cluster has [`tiles`](Self::tiles) for each value head of a query/key head, along y; otherwise it is 1 along y.
     pub of_heads: bool,
 }
 
-/// What an entry in clusters says instead of what LLVM wrote: clusters came with sm_90, sending to a mailbox of
-/// another block with PTX 8.1 (driver 530). LLVM compiles it for the older target, as all others.
+/// Replaces the preamble of an entry that runs in clusters. Clusters need sm_90, and sending to a mailbox of another block needs
+/// PTX 8.1 (driver 530); LLVM compiles every entry for an older target.
 const CLUSTER_PREAMBLE: &str = ".version 8.1\n.target sm_90\n.address_size 64\n";
 
-/// The same of an entry whose warpgroups multiply: for Hopper alone, with PTX 8.0 (driver 525).
+/// Replaces the preamble of an entry with warpgroup instructions: Hopper alone has them, with PTX 8.0 (driver 525).
 const WARPGROUP_PREAMBLE: &str = ".version 8.0\n.target sm_90a\n.address_size 64\n";
 
-/// The same of an entry that serves several machines: the loader says which ([`gated_delta_kernels::machine`]).
+/// Replaces the preamble of an entry that serves several machines. The loader fills in both words ([`gated_delta_kernels::machine`]).
 const OPEN_PREAMBLE: &str = ".version GD_VERSION\n.target GD_TARGET\n.address_size 64\n";
 
-/// First letters of the words before instructions that not all machines have.
+/// Prefix of the words that mark instructions for some machines only.
 const OF_SOME: &str = "GD_SM";
 
 impl Module {
-    /// Reads what LLVM writes: one statement a line, functions closed by a brace.
+    /// Parses the output of LLVM: one statement a line, functions closed by a brace.
     pub fn parse(text: &str) -> Result<Self> {
         let mut module = Self {
             preamble: String::new(),
@@ -93,7 +93,7 @@ impl Module {
         Ok(module)
     }
 
-    /// Functions are left out: an entry that calls one is refused by [`crate::text::defects`].
+    /// Files `text` under entries or variables. A function is dropped: [`crate::text::defects`] refuses an entry that calls one.
     fn add(&mut self, text: String) {
         let head = text.split(['(', '[', '=', ';']).next().unwrap_or_default();
         let name = head
@@ -116,8 +116,8 @@ impl Module {
         self.entries.iter().map(|entry| entry.name.as_str())
     }
 
-    /// A module of the entry `name` and what it refers to. Labels and the names of variables defined
-    /// here are numbered, so that they depend neither on other entries nor on the machine.
+    /// A module of the entry `name` and the variables that it refers to. Labels and the variables defined here get numbers for names,
+    /// so that they depend neither on other entries nor on the machine that compiled them.
     pub fn extract(&self, name: &str, bounds: &LaunchBounds) -> Option<String> {
         let entry = self.entries.iter().find(|entry| entry.name == name)?;
         let mut used = vec![false; self.variables.len()];
@@ -168,7 +168,7 @@ impl Module {
     }
 }
 
-/// The text of an entry that Hopper or a later machine alone runs: instructions without the words before them.
+/// Text of an entry that needs Hopper or a later machine: the marks of machine-dependent instructions are resolved.
 fn of_hopper(text: &str) -> String {
     let mut of_hopper = String::with_capacity(text.len());
     for line in text.lines() {
@@ -183,7 +183,7 @@ fn of_hopper(text: &str) -> String {
     of_hopper
 }
 
-/// A line without the white space that it does not need: a tenth of a text.
+/// A line without unnecessary white space, which is a tenth of a text.
 pub fn minimal(line: &str) -> String {
     let words: Vec<_> = line.split_whitespace().collect();
     words.join(" ").replace(", ", ",")

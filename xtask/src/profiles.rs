@@ -1,10 +1,10 @@
-//! Values for the load-time constants, with which the entries are assembled here.
+//! Profiles: values of the load-time constants, to assemble the entries with.
 //!
-//! The columns together take every branch that a constant decides: each element type with wide and with
-//! narrow accesses, each index type, each flag both ways. Of tokens and ways of keeping states, they are: a verify with
-//! snapshots, a decode, a packed resume, a packed update with snapshots, packed token slots, and a commit. Where layout and
-//! element of states or the operator are constants too, each way of these goes with every column. Tokens and value heads are
-//! no more than an entry takes. A symbol that is not in the table is an error.
+//! The columns of the table together take every branch that a constant decides: each element type with wide and with narrow accesses,
+//! each index type, each flag both ways. In this order they are a verify with snapshots, a decode, a packed resume, a packed update with
+//! snapshots, packed token slots, and a commit. Entries whose constants decide the layout and element type of states, or the operator,
+//! are assembled with each of these and every column. Tokens and value heads are limited to the entry's maximum. A symbol without a
+//! row in the table is an error.
 
 use anyhow::{Context, Result};
 use gated_delta_kernels::launch::Family;
@@ -25,7 +25,7 @@ pub const PROFILES: [&str; 6] = [
 const NONE: u32 = u32::MAX;
 const ONE: u32 = 1.0f32.to_bits();
 const TWO: u32 = 2.0f32.to_bits();
-/// 1/√128 and 1/√64.
+/// 1/√128; below, 1/√64.
 const SCALE_128: u32 = 0x3db5_04f3;
 const SCALE_64: u32 = 0x3e00_0000;
 const EPS: u32 = 1e-6f32.to_bits();
@@ -146,9 +146,9 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_STATE_F16",         [0,         0,         1,         0,         1,         1]),
     ("GD_BLOCKS_PER_SM",     [4,         2,         2,         1,         1,         1]),
     ("GD_STAGES",            [2,         1,         2,         1,         2,         1]),
-    // That of the architecture: see `assemble::substitute`.
+    // The machine depends on the architecture: see `assemble::substitute`.
     ("GD_MACHINE",           [0,         0,         0,         0,         0,         0]),
-    // Each way with every column: see [`of`].
+    // These are 0 in every column and also assembled with 1: see [`of`].
     ("GD_STATE_F32",         [0,         0,         0,         0,         0,         0]),
     ("GD_STATE_V_LAST",      [0,         0,         0,         0,         0,         0]),
     ("GD_PER_CHANNEL",       [0,         0,         0,         0,         0,         0]),
@@ -156,29 +156,29 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),
 ];
 
-/// What an entry is assembled with: a column of the table, and of a prefill the states and the operator.
+/// Values to assemble an entry with: a column of the table, and the constants among the last rows that are set to 1.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Profile {
     column: usize,
-    /// What differs from the column, for a name and for a constant.
+    /// Constants set to 1 over the column, each with its name in the profile's name.
     ways: Vec<(&'static str, &'static str)>,
 }
 
 impl Profile {
-    /// The column's name, and what is not as there.
+    /// Name of the column and of the constants set over it, joined by `-`.
     pub fn name(&self) -> String {
         let ways = self.ways.iter().map(|(name, _)| *name);
         let parts: Vec<_> = [PROFILES[self.column]].into_iter().chain(ways).collect();
         parts.join("-")
     }
 
-    /// Whether it is the first column as it is.
+    /// Whether this is the first column with nothing set over it.
     pub fn is_canonical(&self) -> bool {
         self.column == 0 && self.ways.is_empty()
     }
 }
 
-/// The profiles of `entry`: each column, and each with every way of the states and operators that are constants of it.
+/// Profiles of `entry`: each column with every combination of the state layouts, state elements and operators that are constants of it.
 pub fn of(entry: Entry) -> Vec<Profile> {
     let mut ways = vec![vec![]];
     let computes = entry.computes();
@@ -206,7 +206,7 @@ pub fn of(entry: Entry) -> Vec<Profile> {
     columns.flat_map(of_column).collect()
 }
 
-/// The profile of `entry` with this name.
+/// The profile of `entry` called `name`.
 pub fn find(entry: Entry, name: &str) -> Result<Profile> {
     let all = of(entry);
     let found = all.iter().find(|profile| profile.name() == name);
@@ -215,7 +215,7 @@ pub fn find(entry: Entry, name: &str) -> Result<Profile> {
     found.cloned()
 }
 
-/// The constants of `entry` in a profile.
+/// The load-time constants of `entry` and their values in `profile`.
 pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)>> {
     let column = profile.column;
     let has = |symbol: &str| profile.ways.iter().any(|(_, of)| *of == symbol);
@@ -233,7 +233,7 @@ pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)
         })?;
         let is_chunked = family.is_some_and(Family::is_chunked);
         let most = match symbol {
-            // What a prefill does not have.
+            // A prefill has none of these.
             "GD_TOKENS"
             | "GD_PREVIOUS_TOKENS"
             | "GD_TOKEN_INDEX"
@@ -252,7 +252,7 @@ pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)
                 let blocks = StepConstants::blocks_of_singles(v, has("GD_STATE_V_LAST"));
                 return Ok((symbol, blocks));
             }
-            // StepConstants::blocks_by_tokens
+            // As `StepConstants::blocks_by_tokens` gives.
             "GD_BLOCKS_PER_SM" if of_channels => 2,
             "GD_TOKENS" | "GD_PREVIOUS_TOKENS" => max_tokens,
             _ => NONE,

@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: the committed PTX files and their manifest, written and checked.
+//! `cargo xtask ptx`: writes and checks the committed PTX files and their manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,8 +28,8 @@ pub fn read(entry: Entry) -> Result<String> {
         .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
 }
 
-/// Compiles, writes the files that change, and assembles all. With `only` it does so with the entries whose name contains this,
-/// and leaves the others and the manifest as they are: what is left is no build that [`check`] takes.
+/// Compiles the kernels, writes the files that change, and assembles all. `only` limits this to entries whose name contains the
+/// text, and leaves the other files and the manifest as they are: [`check`] then fails.
 pub fn write(only: Option<&str>) -> Result<()> {
     let compiler = toolchain::compiler()?;
     let files = match only {
@@ -52,8 +52,8 @@ pub fn write(only: Option<&str>) -> Result<()> {
     assemble::check(only.map_or(Scope::All, Scope::Only))
 }
 
-/// Fails where the committed files are not what the sources give; assembles each entry with each profile once, since
-/// [`write()`] has assembled all.
+/// Fails if the committed files differ from the output of the sources. Assembles each entry with each profile once: [`write()`] has
+/// assembled them for all architectures.
 pub fn check() -> Result<()> {
     let committed = committed()?;
     let problems = stale_files(&committed, &hash::of_sources()?);
@@ -83,7 +83,7 @@ pub fn check() -> Result<()> {
     assemble::check(Scope::InTurn)
 }
 
-/// The files by name, as `compiler` makes them.
+/// Compiles the kernels with `compiler`. Returns the files by name, manifest included.
 fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
     let mut files = bodies(&compile::kernels(compiler, None)?, None)?;
     let hash_of = |text: &String| hash::of_text(&text[TITLE.len()..]);
@@ -99,7 +99,7 @@ fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// The file of each entry of `module`, which has all of them, or those whose name contains `only`.
+/// The files of the entries of `module`, by name. `only`: the module has only the entries whose name contains this text.
 fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String>> {
     let known: BTreeSet<_> = Entry::ALL.iter().map(|entry| entry.name()).collect();
     if let Some(name) = module.entry_names().find(|name| !known.contains(name)) {
@@ -128,7 +128,7 @@ fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String
     Ok(files)
 }
 
-/// What is wrong with the committed files, one line each.
+/// Problems of the committed files, one line each.
 fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<String> {
     let Some(manifest) = committed.get(manifest::NAME) else {
         return vec![format!("{}: missing", manifest::NAME)];
@@ -190,7 +190,7 @@ mod tests {
 
     const FIRST: Entry = Entry::ALL[0];
 
-    /// Files as `write` leaves them, of sources `ab`.
+    /// Files as `write` leaves them, with `ab` for the hash of the sources.
     fn files() -> BTreeMap<String, String> {
         let texts = Entry::ALL
             .iter()
@@ -210,14 +210,14 @@ mod tests {
         files
     }
 
-    /// What is wrong after `change`.
+    /// Problems of [`files`] after `change`.
     fn problems(change: impl FnOnce(&mut BTreeMap<String, String>, &str)) -> Vec<String> {
         let mut files = files();
         change(&mut files, &file_name(FIRST));
         stale_files(&files, "ab")
     }
 
-    /// Leaves the lines of the manifest that do not begin with `key`.
+    /// Removes the lines of the manifest that begin with `key`.
     fn forget(files: &mut BTreeMap<String, String>, key: &str) {
         let manifest = files.get_mut(manifest::NAME).unwrap();
         let lines = manifest.lines().filter(|line| !line.starts_with(key));

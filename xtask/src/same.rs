@@ -1,4 +1,4 @@
-//! `cargo xtask ptx --same REVISION`: the proof that a change of the kernels' source leaves their code as it is.
+//! `cargo xtask ptx --same REVISION`: proves that a change of the kernels' source leaves their code as it is.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use tar::Archive;
 use crate::module::minimal;
 use crate::{hash, manifest, ptx, shell, text};
 
-/// Compares the texts in `host/ptx` with those of `revision`, and prints what became of them; fails where one was changed, added or
-/// removed. A text that has a new symbol alone is renamed.
+/// Compares the texts in `host/ptx` with those of `revision` and prints the differences. Fails if a text was changed, added or
+/// removed. A text in which only the entry's symbol differs counts as renamed.
 pub fn compare_with(revision: &str) -> Result<()> {
     let (before, now) = (of_revision(revision)?, ptx::committed()?);
     let changes = Changes::between(&before, &now);
@@ -23,7 +23,7 @@ pub fn compare_with(revision: &str) -> Result<()> {
     Ok(())
 }
 
-/// The files of `host/ptx` in a revision, by name.
+/// The files of `host/ptx` in `revision`, by name.
 fn of_revision(revision: &str) -> Result<BTreeMap<String, String>> {
     let mut git = Command::new("git");
     git.args(["archive", "--format=tar", revision, "host/ptx"]);
@@ -42,11 +42,11 @@ fn of_revision(revision: &str) -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// The texts by what became of them; each with its bytes.
+/// PTX files by kind of change, each with its size in bytes.
 #[derive(Debug, Default, PartialEq)]
 struct Changes<'a> {
     same: Vec<(&'a str, usize)>,
-    /// Bytes before and now.
+    /// Bytes in the revision and now.
     changed: Vec<(&'a str, [usize; 2])>,
     /// The old name, then the new one.
     renamed: Vec<([&'a str; 2], usize)>,
@@ -66,7 +66,7 @@ impl<'a> Changes<'a> {
                 None => changes.removed.push((name, old.len())),
             }
         }
-        // The removed texts by their bodies: those of two entries may be the same.
+        // Names of the removed texts by body hash: two entries may have the same body.
         let mut gone = BTreeMap::<_, Vec<_>>::new();
         for &(name, _) in &changes.removed {
             let hash = body_hash(name, &before[name]);
@@ -107,7 +107,7 @@ impl fmt::Display for Changes<'_> {
     }
 }
 
-/// The files that are texts of entries.
+/// The files that are texts of entries: all but the manifest.
 fn texts(files: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
     let all = files
         .iter()
@@ -115,8 +115,8 @@ fn texts(files: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)>
     all.filter(|(name, _)| *name != manifest::NAME)
 }
 
-/// Hash of the text of the file `name` below its title, without the entry's symbol, those of its parameters, and white space that
-/// a text does not need.
+/// Hash of the text of the file `name` without its first line, the entry's symbol, the symbols of its parameters, and unnecessary
+/// white space.
 fn body_hash(name: &str, text: &str) -> String {
     let symbol = name.trim_end_matches(".ptx");
     let body = text.split_once('\n').map_or("", |(_, body)| body);
@@ -131,7 +131,7 @@ fn body_hash(name: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Files with a text for each name: of an entry of this name with the instruction beside it.
+    /// Files made of pairs of an entry's name and its only instruction.
     fn files(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
         let text = |(name, instruction): &(&str, &str)| {
             let text = format!(

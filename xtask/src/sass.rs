@@ -1,4 +1,4 @@
-//! `cargo xtask sass`: the machine code of an entry.
+//! `cargo xtask sass`: prints the machine code of an entry.
 
 use std::process::Command;
 
@@ -8,10 +8,10 @@ use crate::assemble::{assemble, substitute};
 use crate::profiles::{self, PROFILES, values};
 use crate::{entries, ptx, shell, toolchain};
 
-/// What to disassemble.
+/// Arguments of `cargo xtask sass`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Entry, as in kernels-gpu/src/entries.rs.
+    /// Name of an entry in kernels-gpu/src/entries.rs.
     entry: String,
     /// Architecture to assemble for.
     #[arg(long, default_value = "sm_90")]

@@ -1,4 +1,4 @@
-//! Paths of the workspace, and child processes whose failures say what was run.
+//! Paths of the workspace, and child processes whose errors name the command.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` and returns what it wrote, whatever its exit status.
+/// Runs `command` and returns its output, whatever its exit status.
 pub fn capture(command: &mut Command) -> Result<Output> {
     command
         .output()

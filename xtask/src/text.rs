@@ -1,9 +1,9 @@
-//! PTX as text: its words, and what must not be in it.
+//! PTX as text: its words and its defects.
 
 use std::collections::BTreeMap;
 
-/// What the kernels must not compile to, one line for each kind: local memory, accesses whose state
-/// space the hardware has to find out, calls.
+/// Defects in a PTX text, one line for each kind: local memory, generic accesses (whose state space the hardware has to find out),
+/// calls.
 pub fn defects(text: &str) -> Vec<String> {
     let mut kinds = BTreeMap::<_, Vec<_>>::new();
     for statement in text.split(['\n', ';']) {
@@ -52,7 +52,7 @@ pub fn replace_words(text: &str, mut replacement: impl FnMut(&str) -> Option<Str
     result + rest
 }
 
-/// The words of PTX: identifiers, registers, labels, numbers.
+/// The words of a PTX text: identifiers, registers, labels, numbers.
 pub fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c| !is_word(c)).filter(|word| !word.is_empty())
 }

@@ -1,4 +1,4 @@
-//! The kernel compiler and the CUDA assemblers: found where installed, else fetched under `target/`.
+//! Finds the kernel compiler and the CUDA assemblers, or fetches them under `target/`.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{debian, shell, wheels};
 
-/// Oldest stable release whose PTX backend takes what the kernels use.
+/// Oldest stable release whose PTX backend compiles the kernels.
 pub const OLDEST: Release = Release {
     major: 1,
     minor: 96,
@@ -19,16 +19,16 @@ pub const OLDEST: Release = Release {
 /// Version of a stable rustc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
-    /// 1.
+    /// Major number, 1.
     pub major: u32,
-    /// Counts the six-week releases.
+    /// Minor number, of a six-week release.
     pub minor: u32,
-    /// Counts their repairs.
+    /// Patch number.
     pub patch: u32,
 }
 
 impl Release {
-    /// Reads `1.96.0`; nothing for a beta or a nightly.
+    /// Parses a version such as `1.96.0`. `None` for a beta or a nightly.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split('.').map(|number| number.parse().ok());
         let release = Self {
@@ -44,11 +44,11 @@ impl Release {
 pub struct Compiler {
     /// Path of the program.
     pub rustc: PathBuf,
-    /// Where to find the shared libraries that it needs and that the system does not have.
+    /// Search path of shared libraries that rustc needs and the system lacks.
     pub libraries: Option<OsString>,
-    /// Version line of rustc and the version of its LLVM: what decides the generated code.
+    /// Version line of rustc and version of its LLVM, which together decide the generated code.
     pub identity: String,
-    /// How it was found.
+    /// Place where the program was found, for messages.
     pub origin: String,
     release: Option<Release>,
 }

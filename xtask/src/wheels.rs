@@ -1,4 +1,4 @@
-//! NVIDIA's assembler and disassembler, from the wheels that NVIDIA publishes.
+//! NVIDIA's assembler and disassembler, from the Python wheels that NVIDIA publishes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +11,7 @@ use crate::shell;
 
 const WHEELS: [&str; 2] = ["nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"];
 
-/// Directory of the programs inside the wheels.
+/// Directory of the programs in the wheels.
 const BIN: &str = "nvidia/cu13/bin";
 
 /// Directory that holds `ptxas` and `nvdisasm`; downloads and unpacks it if it is not there.

@@ -1,4 +1,4 @@
-//! `run.sh` of the bundle, on binaries and a sanitizer that are scripts.
+//! Tests of the bundle's `run.sh`, with scripts in place of the test binaries and the sanitizer.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gpu-bundle/run.sh");
 
-/// A binary with two tests, but for the filter `none`.
+/// A binary with two tests, and with none under the filter `none`.
 const PASSES: &str = r#"
 [[ " $* " == *" --list "* ]] && { [[ " $* " == *" none "* ]] || echo "a: test"; exit; }
 echo "SHARD ${SHARD:-none} filter ${1:-none}"
@@ -22,7 +22,7 @@ echo "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered
 exit 101
 "#;
 const HANGS: &str = "[[ \" $* \" == *\" --list \"* ]] && exit; sleep 100";
-/// Two modules, one of which has a test that takes all memory.
+/// A binary with two top-level modules; one has a test that takes all memory.
 const MODULES: &str = r#"
 if [[ " $* " == *" --list "* ]]; then
     for test in layer::a faults::b faults::out_of_memory laws::layer::a; do
@@ -34,7 +34,7 @@ echo "arguments $* simulator $GATED_DELTA_SIMULATOR entries ${ENTRIES:-all}"
 echo "test result: ok. $(($# - 1)) passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s"
 "#;
 const EXAMPLE: &str = "echo shown";
-/// Finds an error of memcheck in the second of several processes.
+/// Sanitizer that reports an error of memcheck in the second of several processes.
 const SANITIZER: &str = r#"
 tool=$2
 shift 4
@@ -44,7 +44,7 @@ echo "ran=$tool"
 if [[ $tool == memcheck && ${SHARD:-} == 1/* ]]; then echo "========= Invalid read"; exit 99; fi
 "#;
 
-/// The bundle with these test binaries; the sanitizer is in `path`.
+/// A bundle with these test binaries; the sanitizer is in its folder `path`.
 fn bundle(tests: &[(&str, &str)]) -> TempDir {
     let folder = TempDir::new().unwrap();
     let script = |name: &str, text: &str| {
@@ -62,7 +62,7 @@ fn bundle(tests: &[(&str, &str)]) -> TempDir {
     folder
 }
 
-/// Exit status and output of `run.sh`, with the environment's `KEY=value`s set.
+/// Exit status and output of `run.sh NAMES`, with `variables`, each `KEY=value`, in the environment.
 fn run(bundle: &TempDir, variables: &[&str], names: &[&str]) -> (Option<i32>, String) {
     let path = std::env::var("PATH").unwrap();
     let mut command = Command::new("bash");
@@ -81,7 +81,7 @@ fn run(bundle: &TempDir, variables: &[&str], names: &[&str]) -> (Option<i32>, St
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// The words of the line of `text` that has `word`.
+/// The line of `text` that has the word `word`, with single spaces between words.
 fn line(text: &str, word: &str) -> String {
     let mut lines = text.lines().map(|line| line.split_whitespace());
     let line = lines.find(|words| words.clone().any(|of| of == word));
@@ -121,7 +121,7 @@ fn modules_are_processes_and_what_takes_all_memory_runs_alone() {
     let (status, text) = run(&bundle, &[], &[]);
     assert_eq!(status, Some(0), "{text}");
     assert!(line(&text, "plain").starts_with("plain 6 processes, 0 failed; 6 tests passed;"));
-    // In order: a filter of libtest would have taken those of the laws too.
+    // Exact names: the filter `layer` of libtest would also match the tests in `laws::layer`.
     let wanted = [
         ("tests-layer", "--exact layer::a"),
         ("tests-laws", "--exact laws::layer::a"),
@@ -169,7 +169,7 @@ fn what_fails_is_shown_last_and_fails_the_run() {
     assert!(text.contains("== a: exit status 101; the end of logs/a.log:\nwhat went wrong\n"));
     assert!(text.contains("== c: exit status 124 (not done after 1 s)"));
     assert!(line(&text, "plain").starts_with("plain 4 processes, 2 failed; 5 tests passed;"));
-    // Nothing is sanitized that fails without.
+    // A test that fails without a sanitizer is not run under one.
     let (status, text) = run(&bundle, &["SANITIZE=all", "FILTER="], &["a"]);
     assert_eq!(status, Some(1));
     assert!(line(&text, "racecheck").starts_with("racecheck 0 processes"));

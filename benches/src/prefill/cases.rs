@@ -1,37 +1,37 @@
-//! Rows of the table.
+//! Cases of the table of prefills.
 
 use gated_delta::{Activation, DType, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, Operator, value_dim};
 
 use crate::cell::gate_name;
 use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
 
-/// Before how often checkpoints are.
+/// Part of a title before the distance of checkpoints.
 pub(super) const KEPT: &str = ", a checkpoint every ";
 
-/// Rows of a launch, and what it computes of them.
+/// Lengths of a launch's rows, and its other properties.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// For the table.
+    /// Name in the table.
     pub name: &'static str,
-    /// Whose layer.
+    /// Operator of the layer.
     pub operator: Operator,
-    /// Whose heads and norm; none: those that the bench has for the operator, and SiLU.
+    /// Model that heads and norm are from. By default the bench's heads for the operator, and SiLU.
     pub model: Option<Model>,
-    /// Of KDA: what log decays are computed from.
-    pub gate: KdaDecay,
+    /// Form of KDA's gate.
+    pub gate: DecayKind,
     /// Tokens of each row.
     pub lengths: Vec<usize>,
     /// Tokens from one checkpoint to the next.
     pub every: Option<usize>,
-    /// Element of a state.
+    /// Dtype of the states.
     pub state: DType,
-    /// Which dim of a state is contiguous.
+    /// Layout of the states.
     pub layout: StateLayout,
-    /// K; V is [`value_dim`] of it.
+    /// Key head dim K. V is [`value_dim`] of it.
     pub dim: usize,
-    /// With a convolution and a norm.
+    /// Whether the launch has a convolution and a norm.
     pub layer: bool,
 }
 
@@ -43,7 +43,7 @@ impl Case {
             name,
             operator: Operator::Gdn,
             model: None,
-            gate: KdaDecay::Log,
+            gate: DecayKind::Log,
             lengths,
             every: None,
             state: DType::F32,
@@ -53,7 +53,7 @@ impl Case {
         }
     }
 
-    /// The name, and what is not usual; what a peer's time is recorded by.
+    /// Name and unusual properties, the key of a peer's time.
     #[must_use]
     pub fn title(&self) -> String {
         let mut title = match (self.model, self.operator) {
@@ -61,7 +61,7 @@ impl Case {
             (None, Operator::Kda) => format!("KDA {}", self.name),
             (None, Operator::Gdn) => self.name.to_owned(),
         };
-        if self.gate != KdaDecay::Log {
+        if self.gate != DecayKind::Log {
             title += &format!(", {}", gate_name(self.gate));
         }
         if self.layer {
@@ -81,7 +81,7 @@ impl Case {
         title
     }
 
-    /// Of all rows.
+    /// Number of tokens of all rows.
     pub(super) fn tokens(&self) -> usize {
         self.lengths.iter().sum()
     }
@@ -91,22 +91,22 @@ impl Case {
         self.lengths.iter().copied().max().unwrap_or(0)
     }
 
-    /// Checkpoints of a row.
+    /// Number of checkpoints of each row.
     pub(super) fn checkpoints(&self) -> usize {
         self.every.map_or(0, |every| self.longest() / every)
     }
 
-    /// P: each row starts from one slot, and ends in another.
+    /// Number of slots, P: each row starts from one slot, and ends in another.
     pub(super) fn slots(&self) -> usize {
         self.lengths.len() * (2 + self.checkpoints())
     }
 
-    /// D of H and HV heads.
+    /// Channels of the convolution D, for H and HV heads.
     pub(super) fn channels(&self, [h, hv]: [usize; 2]) -> usize {
         2 * h * self.dim + hv * self.value_dim()
     }
 
-    /// V
+    /// Value head dim, V.
     pub(super) fn value_dim(&self) -> usize {
         value_dim(self.dim)
     }
@@ -119,23 +119,23 @@ impl Case {
         }
     }
 
-    /// What β is a number up to 1 times.
+    /// Factor of β, whose other factor is in 0 to 1.
     pub(super) fn beta_scale(&self) -> f32 {
         self.model.map_or(1.0, |model| model.beta.factor())
     }
 
-    /// The activation of its norm.
+    /// Activation of the norm.
     pub(super) fn norm(&self) -> Activation {
         self.model.map_or(Activation::Silu, |model| model.norm)
     }
 
-    /// Whether a time that is recorded under this name is of the same.
+    /// Whether a peer's time with this title is for the same work.
     pub(super) fn is_peers(&self, name: &str) -> bool {
         self.title() == name && self.state == DType::F32
     }
 }
 
-/// All of them, in the order of the table.
+/// All cases, in the order of the table.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let long = |before: usize| [vec![1; before], vec![2048], vec![1; 63 - before]].concat();
@@ -153,7 +153,7 @@ pub fn cases() -> Vec<Case> {
         Case::new("2048 + 63x1", long(0)),
         Case::new("31x1 + 2048 + 32x1", long(31)),
         Case::new("63x1 + 2048", long(63)),
-        // By themselves, as 1x2048 is: what the three above are compared with.
+        // Single tokens alone, and 1x2048 alone above: the three mixed batches are compared with both.
         Case::new("63x1", vec![1; 63]),
         Case::new("8 tails", tails()),
         Case::new("8x16", vec![16; 8]),
@@ -168,9 +168,9 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// A prompt of each model of docs/models.md's table, from convolution to norm.
+/// A prompt for each model of docs/models.md's table, from convolution to norm.
 fn of_models() -> impl Iterator<Item = Case> {
-    let prompt = |model: Model, operator: Operator, gate: KdaDecay, dim: usize| Case {
+    let prompt = |model: Model, operator: Operator, gate: DecayKind, dim: usize| Case {
         operator,
         model: Some(model),
         gate,
@@ -183,13 +183,13 @@ fn of_models() -> impl Iterator<Item = Case> {
             ("qwen4-exp", _) => vec![128, 64],
             (_, dim) => vec![dim.unwrap_or(128)],
         };
-        let prompt = move |dim| prompt(model, Operator::Gdn, KdaDecay::Log, dim);
+        let prompt = move |dim| prompt(model, Operator::Gdn, DecayKind::Log, dim);
         dims.into_iter().map(prompt)
     });
     let kda = shapes::KDA.into_iter().filter_map(move |model| {
         let gate = match model.name {
-            "kimi-linear" => KdaDecay::Softplus,
-            "glm-5.3-flash" => KdaDecay::LowerBound(LOWER_BOUND),
+            "kimi-linear" => DecayKind::Softplus,
+            "glm-5.3-flash" => DecayKind::LowerBound(LOWER_BOUND),
             _ => return None,
         };
         Some(prompt(model, Operator::Kda, gate, 128))
@@ -202,7 +202,7 @@ fn of_models() -> impl Iterator<Item = Case> {
     })
 }
 
-/// What is measured of an operator, of whose rows `plain` are.
+/// All cases of an operator. `plain` are its cases without unusual properties.
 fn of_operator(plain: [Case; 15], operator: Operator) -> Vec<Case> {
     let find = |names: &[&str]| -> Vec<Case> {
         let of = |name: &&str| plain.iter().find(|case| case.name == *name).cloned();
@@ -227,15 +227,15 @@ fn of_operator(plain: [Case; 15], operator: Operator) -> Vec<Case> {
     ];
     if operator == Operator::Kda {
         cases.extend(find(&some).into_iter().map(|case| Case {
-            gate: KdaDecay::Softplus,
+            gate: DecayKind::Softplus,
             ..case
         }));
     }
     cases.extend(find(&some).into_iter().map(|case| Case {
         layer: true,
         gate: match operator {
-            Operator::Gdn => KdaDecay::Log,
-            Operator::Kda => KdaDecay::Softplus,
+            Operator::Gdn => DecayKind::Log,
+            Operator::Kda => DecayKind::Softplus,
         },
         ..case
     }));

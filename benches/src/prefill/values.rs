@@ -1,10 +1,10 @@
-//! What prefills are made of, and what becomes of it by the reference.
+//! Inputs of prefills, and their exact results by the reference.
 
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::{KdaDecay, Operator, value_dim};
+use gated_delta_harness::arguments::{DecayKind, Operator, value_dim};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::{Activation, lower_bound_log_decay, softplus_log_decay};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
@@ -15,38 +15,38 @@ use rand::{RngExt, SeedableRng};
 
 use super::Case;
 
-/// W of the convolution.
+/// Taps of the convolution, W.
 pub const TAPS: usize = 4;
-/// Of the norm.
+/// Epsilon of the norm.
 pub const EPS: f32 = 1e-6;
-/// Tokens that are drawn; those behind them are the same again.
+/// Number of tokens that are drawn. Later tokens repeat these.
 const DISTINCT_TOKENS: usize = 1000;
 
-/// Values that every buffer set of a case starts from: those of some tokens, of one state and of one window.
+/// Initial values of the buffer sets of a case, for some tokens, one state and one window.
 pub struct Values {
-    /// Tokens that there are values of.
+    /// Number of tokens that have values.
     pub tokens: usize,
-    /// `[H, K]` of each token.
+    /// q of each token, `[H, K]`; below, k.
     pub q: Vec<bf16>,
     pub k: Vec<bf16>,
-    /// `[HV, V]` of each token.
+    /// v of each token, `[HV, V]`.
     pub v: Vec<bf16>,
-    /// q, k and v side by side, `[D]` of each token.
+    /// q, k and v of each token side by side, `[D]`; below, z.
     pub x: Vec<bf16>,
     pub z: Vec<bf16>,
-    /// `[HV]` of each token: GDN's log decays, and β.
+    /// GDN's log decays of each token, `[HV]`; below, β.
     pub gate: Vec<f32>,
     pub beta: Vec<f32>,
-    /// `[HV, K]` of each token: KDA's log decays, and what they are computed from.
+    /// KDA's log decays of each token, `[HV, K]`, and the values that they are computed from.
     pub gates: [Vec<bf16>; 2],
-    /// `[HV]`, `[HV, K]`
+    /// Gate parameters, `[HV]` and `[HV, K]`.
     pub a_log: Vec<f32>,
     pub dt_bias: Vec<f32>,
-    /// `[D, W]`, `[D, W − 1]`, `[V]`
+    /// Taps `[D, W]`, window `[D, W − 1]` and weight of the norm `[V]`.
     pub weight: Vec<bf16>,
     pub window: Vec<bf16>,
     pub norm: Vec<bf16>,
-    /// `[HV, V, K]`, of bf16.
+    /// State `[HV, V, K]`, exact in bf16.
     state: Vec<f32>,
 }
 
@@ -75,7 +75,7 @@ impl Values {
             k,
             v,
             z: rounded(draw(all, tokens)),
-            // As softplus of a layer's gates has them: slow and fast.
+            // Distributed as the softplus of a layer's gates: slow and fast decays.
             gate: draw(value_heads, tokens)
                 .into_iter()
                 .map(|x| -(2.0 * x).exp() / 20.0)
@@ -106,7 +106,7 @@ impl Values {
         }
     }
 
-    /// Log decays of the key channels of a token of `hv` value heads.
+    /// Log decays of the key channels for a token and value head. `hv` is the number of value heads.
     fn log_decays(&self, case: &Case, (token, head, hv): (usize, usize, usize)) -> Vec<f64> {
         let (row, dim) = (token % DISTINCT_TOKENS * hv + head, case.dim);
         if case.operator == Operator::Gdn {
@@ -124,9 +124,9 @@ impl Values {
             biased.map(of_channel).collect()
         };
         match case.gate {
-            KdaDecay::Log => of_row(given),
-            KdaDecay::Softplus => computed(&softplus_log_decay),
-            KdaDecay::LowerBound(bound) => {
+            DecayKind::Log => of_row(given),
+            DecayKind::Softplus => computed(&softplus_log_decay),
+            DecayKind::LowerBound(bound) => {
                 computed(&|x, a_log, bias| lower_bound_log_decay(x, bound.into(), a_log, bias))
             }
         }
@@ -138,7 +138,7 @@ impl Values {
         scaled.collect()
     }
 
-    /// Bytes of a slot of the case's pool.
+    /// Bytes of a slot in the case's pool.
     pub fn states(&self, case: &Case) -> Vec<u8> {
         let of_heads = self.state.chunks(case.dim * case.value_dim());
         let state: Vec<f32> = match case.layout {
@@ -157,27 +157,27 @@ impl Values {
     }
 }
 
-/// Of a matrix whose rows are so long.
+/// Transposes a matrix with rows of `columns` elements.
 pub fn transposed<T: Copy>(matrix: &[T], columns: usize) -> Vec<T> {
     let rows = matrix.len() / columns;
     let at = |i: usize| matrix[i % rows * columns + i / rows];
     (0..matrix.len()).map(at).collect()
 }
 
-/// One value head of a row.
+/// Exact results of one value head of a row.
 pub struct Truth {
     pub b: usize,
     pub head: usize,
-    /// `[T, V]`
+    /// Outputs, `[T, V]`
     pub o: Vec<f64>,
-    /// `[V, K]`, after the last token.
+    /// State after the last token, `[V, K]`
     pub state: Vec<f64>,
 }
 
-/// Those of the first and the last value head of the longest and of the last row.
+/// Exact results of the first and the last value head of the longest and of the last row.
 ///
 /// # Errors
-/// The reference's.
+/// The errors of the reference.
 pub fn truths(case: &Case, heads: [usize; 2], values: &Values) -> Result<Vec<Truth>> {
     let last = case.lengths.len() - 1;
     let longest = (0..=last).max_by_key(|&b| case.lengths[b]).unwrap_or(last);
@@ -212,7 +212,7 @@ fn truth(
     let first: usize = case.lengths[..b].iter().sum();
     let tokens = first..first + case.lengths[b];
     let key_head = head / (hv / h);
-    // Channel by channel: of the row's tokens, and in the projection.
+    // For q, k and v: dims, first channel in the row's tokens, and first channel in the projection.
     let places = [
         (&values.q, (h, dim), key_head, key_head * dim),
         (&values.k, (h, dim), key_head, (h + key_head) * dim),

@@ -1,4 +1,4 @@
-//! The test itself: the process that counts, and the one that launches.
+//! The test itself: the process that counts, and the process that launches.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::io::Read as _;
@@ -14,24 +14,24 @@ use gated_delta::driver::{Context, Device, Driver};
 use gated_delta::{Error, Library, StreamRef};
 use gated_delta_benches::host_cost::{Bare, Case, cases};
 
-/// Set in the process that launches, to the number of a case.
+/// Environment variable of the process that launches: the number of a case.
 const CASE: &str = "GATED_DELTA_HOST_COST";
 
-/// Instructions of a launch for each of its kernels, over a bare one, as measured when they last changed: of a plan, and of
-/// the cache. Whoever makes a launch cheaper writes the new numbers here.
+/// Instructions of a launch per kernel, over a bare launch, when they last changed: with a plan, and through the cache. A change that makes
+/// launches cheaper updates these numbers.
 const MEASURED: [(&str, [u32; 2]); 6] = [
     ("decode", [405, 1055]),
     ("layer, T = 1", [446, 1194]),
     ("KDA layer, T = 1", [457, 1200]),
     ("layer, 4 drafts after 4", [552, 1492]),
-    ("layer on states that wait", [649, 1608]),
+    ("layer, deferred write-back", [649, 1608]),
     ("prefill of a layer", [259, 369]),
 ];
 
-/// The ways to launch: bare, a plan, the cache.
+/// Ways to launch: bare, with a plan, through the cache.
 const WAYS: usize = 3;
 
-/// Launches between two marks. The first of all have compiled.
+/// Launches between two marks. The launches before the first mark have compiled.
 const LAUNCHES: u32 = 8;
 
 unsafe extern "C" {
@@ -43,14 +43,14 @@ unsafe extern "C" {
 const TRACE_ME: c_long = 0;
 const CONTINUE: c_long = 7;
 const SINGLE_STEP: c_long = 9;
-/// `EPERM` and `ENOSYS`: what a sandbox says that allows no `ptrace`.
+/// `EPERM` and `ENOSYS`: errors of `ptrace` in a sandbox that forbids it.
 const NOT_PERMITTED: c_int = 1;
 const NOT_THERE: c_int = 38;
 /// `SIGUSR1` on Linux.
 const MARK: c_int = 10;
 
 pub fn main() -> Result<()> {
-    // As other tests are, it is left out by a filter that it does not match; it lists nothing.
+    // A filter that does not match leaves this test out, as it does others. The list of tests is empty.
     let is_left_out = |argument: String| match argument.strip_prefix('-') {
         Some(option) => matches!(option, "-list" | "-ignored"),
         None => !"host_cost".contains(&*argument),
@@ -64,9 +64,9 @@ pub fn main() -> Result<()> {
     }
 }
 
-/// Launches a case, with a mark before and behind what is counted, and prints how many kernels it has, and ns of each way.
+/// Launches a case, with a mark before and after the counted launches. Prints its number of kernels, and the ns of each way.
 fn launch(case: usize) -> Result<()> {
-    // The stand-in follows no address.
+    // The stand-in reads no memory at these addresses.
     let (cases, _) = cases(0x1_0000)?;
     let Case { work, .. } = &cases[case];
     let work = &**work;
@@ -77,7 +77,7 @@ fn launch(case: usize) -> Result<()> {
     let bare = Bare::new(&context, stream, work)?;
     let _current = context.enter()?;
     let ways: [&dyn Fn() -> Result<(), Error>; WAYS] = [
-        // SAFETY: the stand-in runs nothing.
+        // SAFETY: the stand-in runs no kernel.
         &|| unsafe { bare.launch() },
         // SAFETY: as above.
         &|| unsafe { plan.launch(stream, work) },
@@ -104,7 +104,7 @@ fn launch(case: usize) -> Result<()> {
             *nanos = nanos.min(round);
         }
     }
-    // What a mark takes itself is between the first two.
+    // Between the first two marks are the instructions of a mark itself.
     mark()?;
     mark()?;
     for way in ways {
@@ -121,7 +121,7 @@ fn launch(case: usize) -> Result<()> {
     Ok(())
 }
 
-/// What `way` launches, as the stand-in notes it: parameters of these lengths.
+/// The launches of `way` as the stand-in notes them. Their parameters have these lengths.
 fn noted(
     driver: &Driver,
     lengths: &[usize],
@@ -139,28 +139,28 @@ fn noted(
     };
     let (note, noted) = note.zip(noted).context("the driver is another one")?;
     let mut bytes = vec![0; MOST];
-    // SAFETY: there are so many lengths.
+    // SAFETY: there are that many lengths.
     unsafe { note(lengths.as_ptr(), lengths.len()) };
     way()?;
-    // SAFETY: there is room for so many bytes.
+    // SAFETY: there is room for that many bytes.
     let count = unsafe { noted(bytes.as_mut_ptr(), MOST) };
     ensure!((1..MOST).contains(&count), "{count} bytes are noted");
     bytes.truncate(count);
     Ok(bytes)
 }
 
-/// Rounds whose fastest is taken.
+/// Number of rounds, of which the fastest counts.
 const ROUNDS: usize = 2000;
 
 fn mark() -> io::Result<()> {
-    // SAFETY: a signal that the process which traces this one takes away.
+    // SAFETY: the process that traces this one takes the signal away.
     match unsafe { raise(MARK) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Counts every case, and compares.
+/// Counts every case, and compares the numbers.
 fn count_all() -> Result<()> {
     let folder = stand_in()?;
     let (cases, _) = cases(0)?;
@@ -203,7 +203,7 @@ fn count_all() -> Result<()> {
     Ok(())
 }
 
-/// The folder of a `libcuda.so.1` that returns at once.
+/// The folder of the stand-in for `libcuda.so.1`.
 fn stand_in() -> Result<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("idle-driver");
     fs::create_dir_all(&folder)?;
@@ -221,23 +221,23 @@ fn stand_in() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What was counted of a case.
+/// Counts of a case.
 struct Counted {
     kernels: u32,
-    /// Of all launches of each way.
+    /// Instructions of all launches, for each way.
     instructions: [u32; WAYS],
-    /// Of a launch of each way.
+    /// Time of a launch in ns, for each way.
     nanos: [f64; WAYS],
 }
 
-/// Steps a child through the launches of a case; `None` where the system lets nobody do so.
+/// Steps a child process through the launches of a case. `None` if the system does not allow it.
 fn count(folder: &Path, case: usize) -> Result<Option<Counted>> {
     let mut command = Command::new(env::current_exe()?);
     command
         .env(CASE, case.to_string())
         .env("LD_LIBRARY_PATH", folder)
         .stdout(Stdio::piped());
-    // SAFETY: the call is one of the system's, and allocates nothing.
+    // SAFETY: the call is a system call, and allocates nothing.
     unsafe {
         command.pre_exec(|| match ptrace(TRACE_ME, 0, null_mut(), null_mut()) {
             0 => Ok(()),
@@ -251,7 +251,7 @@ fn count(folder: &Path, case: usize) -> Result<Option<Counted>> {
         }
         Err(error) => return Err(error.into()),
     };
-    // It has stopped behind its exec.
+    // The child has stopped after its exec.
     ensure!(
         wait(&child)?.is_some(),
         "the child ended before its launches"
@@ -292,16 +292,16 @@ fn count(folder: &Path, case: usize) -> Result<Option<Counted>> {
 }
 
 fn go_on(child: &Child, how: c_long) -> Result<()> {
-    // SAFETY: the child is traced by this thread, and has stopped; it goes on without a signal.
+    // SAFETY: this thread traces the child, which has stopped; it continues without a signal.
     let result = unsafe { ptrace(how, child.id() as c_int, null_mut(), null_mut()) };
     ensure!(result == 0, "ptrace: {}", io::Error::last_os_error());
     Ok(())
 }
 
-/// The signal that the child has stopped at; `None` where it has ended as it should.
+/// The signal that the child has stopped at; `None` if it has ended successfully.
 fn wait(child: &Child) -> Result<Option<c_int>> {
     let mut status = 0;
-    // SAFETY: `status` is written.
+    // SAFETY: `waitpid` writes `status`.
     let waited = unsafe { waitpid(child.id() as c_int, &raw mut status, 0) };
     ensure!(waited > 0, "waitpid: {}", io::Error::last_os_error());
     match (status & 0x7f, status >> 8 & 0xff) {
@@ -319,7 +319,7 @@ fn until_mark(child: &Child) -> Result<()> {
     Ok(())
 }
 
-/// Instructions to the child's next mark.
+/// Counts the instructions to the child's next mark.
 fn steps_until_mark(child: &Child) -> Result<u32> {
     const TRAP: c_int = 5;
     let mut steps = 0;

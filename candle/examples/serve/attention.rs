@@ -1,4 +1,4 @@
-//! Softmax attention by candle, row by row: grouped and gated with rotary positions (Qwen), or latent without any (Kimi).
+//! Softmax attention in candle, row by row: grouped and gated, with rotary positions (Qwen), or latent, without positions (Kimi).
 
 use anyhow::{Result, ensure};
 use candle_core::{D, DType, Tensor};
@@ -6,7 +6,7 @@ use candle_nn::VarBuilder;
 
 use crate::model::{Config, RmsNorm, linear};
 
-/// Keys and values of a sequence in a layer, `[heads, n, dim]`; cheap to clone.
+/// Keys and values of a sequence in a layer, each `[heads, n, dim]`. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct KeyValues(Option<[Tensor; 2]>);
 
@@ -18,7 +18,7 @@ impl KeyValues {
         })
     }
 
-    /// Leaves the first `len` tokens.
+    /// Keeps the first `len` tokens and drops the others.
     pub fn truncate(&mut self, len: usize) -> Result<()> {
         ensure!(len <= self.len()?, "a cache is shorter than {len} tokens");
         if let Some(both) = &mut self.0 {
@@ -48,7 +48,7 @@ enum Projections {
         v: Tensor,
         q_norm: RmsNorm,
         k_norm: RmsNorm,
-        /// How many of the dims are rotated, and the base of their frequencies.
+        /// Number of dims that are rotated, and base of their frequencies.
         rotary: (usize, f64),
     },
     Latent {
@@ -57,7 +57,7 @@ enum Projections {
         kv_norm: RmsNorm,
         kv_b: Tensor,
         rank: usize,
-        /// Dims of a key that are of its head, those that are of all, and those of a value.
+        /// Dims of a key of its own head, dims of a key that all heads have in common, and dims of a value.
         dims: [usize; 3],
     },
 }
@@ -120,7 +120,7 @@ impl Attention {
         })
     }
 
-    /// Of `h` `[tokens, hidden]`, of which the rows have so many each, behind what is in their caches.
+    /// Attention of `h` `[tokens, hidden]`. Each row has the number of tokens given for it, which follow those in its cache.
     pub fn forward<'c>(
         &self,
         h: &Tensor,
@@ -135,7 +135,7 @@ impl Attention {
         Ok(linear(&Tensor::cat(&rows, 0)?, &self.o)?)
     }
 
-    /// A row, `[n, heads · value dim]`.
+    /// Output of one row, `[n, heads · value dim]`.
     fn row(&self, h: &Tensor, cache: &mut KeyValues) -> Result<Tensor> {
         let (n, before) = (h.dim(0)?, cache.len()?);
         let by_head = |x: Tensor, heads: usize| -> candle_core::Result<Tensor> {
@@ -150,7 +150,7 @@ impl Attention {
                 k_norm,
                 rotary,
             } => {
-                // Of each head the query, then its gate.
+                // Each head has its query, then its gate.
                 let q = linear(h, q)?.reshape((n, self.heads, 2 * self.dim))?;
                 let gate = q.narrow(2, self.dim, self.dim)?.flatten_from(1)?;
                 let q = q_norm.forward(&q.narrow(2, 0, self.dim)?)?;
@@ -213,7 +213,7 @@ impl Attention {
     }
 }
 
-/// The first dims of `x` `[heads, n, dim]` rotated by their positions, which begin at `before`.
+/// Rotates the first dims of `x` `[heads, n, dim]` by the tokens' positions, which begin at `before`.
 fn rotate(x: &Tensor, (rotated, base): (usize, f64), before: usize) -> Result<Tensor> {
     let (_, n, dim) = x.dims3()?;
     let half = rotated / 2;

@@ -1,5 +1,5 @@
-//! An engine's loop: requests are admitted and end at different steps, prompts are cut into chunks that share launches with rows that
-//! decode, drafts are verified and rejected, prefixes are kept, slots are handed on as they are.
+//! The loop of an engine: requests begin and end at different steps, chunks of prompts share launches with rows that decode, drafts are
+//! verified and rejected, prefixes are kept, and slots are handed on without being cleared.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,10 +11,10 @@ use candle_gated_delta::{DraftRows, NO_SLOT, Row, Rows, StatePool, Verified};
 use crate::attention::KeyValues;
 use crate::model::{Batch, Drafts, Model};
 
-/// Proposes up to so many tokens behind a text.
+/// Proposes up to the given number of tokens to follow a text.
 pub type Proposer = Box<dyn Fn(&[u32], usize) -> Vec<u32>>;
 
-/// Who asks for what.
+/// A request for tokens.
 pub struct Request {
     pub prompt: Vec<u32>,
     /// Tokens to generate.
@@ -22,45 +22,45 @@ pub struct Request {
     pub proposer: Option<Proposer>,
 }
 
-/// What a request has got.
+/// Result of a request.
 pub struct Answer {
     pub id: usize,
     pub tokens: Vec<u32>,
-    /// Of every token, those that it was chosen by.
+    /// For every token, the logits that it was chosen from.
     pub logits: Vec<Vec<f32>>,
 }
 
-/// What fits into a step.
+/// Limits of a step, and other settings of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Slots, those of kept prefixes among them.
+    /// Number of slots, including those of kept prefixes.
     pub slots: usize,
-    /// Tokens of a step, of all rows; at least one for each slot.
+    /// Tokens of a step, over all rows; at least one for each slot.
     pub budget: usize,
-    /// Drafts of a row.
+    /// Number of drafts in a row that drafts.
     pub drafts: usize,
     /// Tokens from one kept prefix to the next, a multiple of 64.
     pub every: usize,
-    /// Prompts in f32, token by token.
+    /// Whether prompts are computed token by token in f32.
     pub token_by_token: bool,
 }
 
-/// What the loop has done.
+/// Counts of what the loop has done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub steps: usize,
-    /// Steps of rows with prompts beside rows that decode or verify.
+    /// Steps with both a prompt and rows that decode or verify.
     pub mixed: usize,
-    /// Drafts.
+    /// Accepted drafts, and rejected ones.
     pub accepted: usize,
     pub rejected: usize,
-    /// Rows that verified after a verify, and those that went on without drafts.
+    /// Rows that verified again after a verify, and rows that committed and continued without drafts.
     pub resumed: usize,
     pub committed: usize,
-    /// Kept prefixes.
+    /// Requests that started from a kept prefix, and kept prefixes that were evicted.
     pub hits: usize,
     pub evicted: usize,
-    /// Slots that had been used before.
+    /// Slots that were taken after another use.
     pub handed_on: usize,
 }
 
@@ -90,30 +90,30 @@ struct Live {
     id: usize,
     request: Request,
     slot: u32,
-    /// Slot of a kept prefix that its first launch starts from.
+    /// Slot of the kept prefix that its first launch starts from.
     from: Option<u32>,
-    /// Prompt and answer.
+    /// Tokens of the prompt and of the answer so far.
     text: Vec<u32>,
-    /// Tokens that are in the state and in the caches, or verified and counted.
+    /// Tokens that are in the state and in the caches, or verified and accepted.
     computed: usize,
-    /// Row of the last verify, and how many of its tokens hold, while these are not in the state.
+    /// Row in the last verify, and number of its tokens that are accepted, until these are committed to the state.
     verified: Option<(u32, u32)>,
     caches: Vec<KeyValues>,
     logits: Vec<Vec<f32>>,
 }
 
-/// States and caches after a prefix.
+/// A kept prefix: its tokens, and the states and caches after it.
 struct Kept {
     text: Vec<u32>,
     slot: u32,
     caches: Vec<KeyValues>,
 }
 
-/// What a row does in a step.
+/// Tokens of a sequence in a step.
 struct Work {
     live: usize,
     tokens: Vec<u32>,
-    /// Of prefixes that end in it: their lengths, and slots.
+    /// Prefixes to keep that end among these tokens: their lengths and slots.
     checkpoints: Vec<(usize, u32)>,
 }
 
@@ -124,7 +124,7 @@ pub struct Engine<'m> {
     waiting: VecDeque<(usize, Request)>,
     live: Vec<Live>,
     kept: Vec<Kept>,
-    /// Of every linear layer, what the last verify left.
+    /// Tensors of the last verify, for every linear layer.
     verified: Vec<Verified>,
     used: Vec<bool>,
     submitted: usize,
@@ -151,7 +151,7 @@ impl<'m> Engine<'m> {
         })
     }
 
-    /// Queues a request; its number.
+    /// Queues a request and returns its number.
     pub fn submit(&mut self, request: Request) -> usize {
         self.waiting.push_back((self.submitted, request));
         self.submitted += 1;
@@ -162,7 +162,7 @@ impl<'m> Engine<'m> {
         self.waiting.is_empty() && self.live.is_empty()
     }
 
-    /// One forward pass of the model; the requests that it has ended. `drafting` says whether rows may draft in it.
+    /// Runs one forward pass of the model and returns the finished requests. `drafting`: whether rows may draft in this step.
     pub fn step(&mut self, drafting: bool) -> Result<Vec<Answer>> {
         self.admit()?;
         let (plain, drafts) = self.plan(drafting);
@@ -204,7 +204,7 @@ impl<'m> Engine<'m> {
         self.finish()
     }
 
-    /// Gives slots to requests that wait: from the longest kept prefix, if there is one.
+    /// Gives slots to queued requests. A request starts from the longest kept prefix of its prompt, if there is one.
     fn admit(&mut self) -> Result<()> {
         while let Some((id, request)) = self.waiting.pop_front() {
             let is_prefix = |kept: &&Kept| {
@@ -244,7 +244,7 @@ impl<'m> Engine<'m> {
         Ok(())
     }
 
-    /// Forgets the oldest prefix that no row is about to start from.
+    /// Forgets the oldest kept prefix that no row is about to start from.
     fn evict(&mut self, wanted: Option<u32>) -> Result<()> {
         let is_wanted =
             |slot| wanted == Some(slot) || self.live.iter().any(|live| live.from == Some(slot));
@@ -256,11 +256,11 @@ impl<'m> Engine<'m> {
         Ok(())
     }
 
-    /// What rows do: those without drafts, and those with.
+    /// Plans the step: the rows without drafts, and the rows with drafts.
     fn plan(&mut self, drafting: bool) -> (Vec<Work>, Vec<Work>) {
         let (mut plain, mut drafts) = (Vec::new(), Vec::new());
         let mut budget = self.settings.budget;
-        // Rows that have one token to compute first: a prompt takes what they leave.
+        // Rows with a single token to compute come first: a prompt gets the rest of the budget.
         let rest = |live: &Live| live.text.len() - live.computed;
         let mut order: Vec<usize> = (0..self.live.len()).collect();
         order.sort_by_key(|&i| (rest(&self.live[i]) > 1, self.live[i].id));
@@ -274,7 +274,7 @@ impl<'m> Engine<'m> {
                 let proposed = propose(&live.text, most);
                 // A sequence begins without drafts.
                 if live.computed > 0 && !proposed.is_empty() && budget > most {
-                    // As many tokens of each row: what is behind a short proposal is rejected like any other draft.
+                    // All rows have the same number of tokens: the filler after a short proposal is rejected as any other wrong draft.
                     let filler = std::iter::repeat(0);
                     let last = live.text.last().copied();
                     let tokens = last.into_iter().chain(proposed).chain(filler);
@@ -300,7 +300,7 @@ impl<'m> Engine<'m> {
                 }
                 let prefix = &live.text[..length];
                 let is_new = !kept.iter().any(|text| text == prefix);
-                // The last free slot is left to a request.
+                // The last free slot is kept for a request.
                 let slot = match is_new && self.pool.free_slots() > 1 {
                     true => self.pool.take(),
                     false => None,
@@ -321,7 +321,7 @@ impl<'m> Engine<'m> {
         (plain, drafts)
     }
 
-    /// Makes verified tokens part of the states of rows that go on without drafts.
+    /// Commits verified tokens of rows that continue without drafts.
     fn commit(&mut self, plain: &[Work]) -> Result<()> {
         let (mut slots, mut keep, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for work in plain {
@@ -341,7 +341,7 @@ impl<'m> Engine<'m> {
         self.model.commit(&verified, &rows, &self.pool)
     }
 
-    /// What the last verify left of these rows of it, of all linear layers.
+    /// Tensors of the last verify for these of its rows, for all linear layers.
     fn select(&self, rows: &[u32]) -> Result<Vec<Verified>> {
         let rows = Tensor::new(rows, &self.model.device)?;
         let of_layers = self.verified.iter();
@@ -376,7 +376,7 @@ impl<'m> Engine<'m> {
         };
         let of_drafts = || drafts.iter().map(|work| &self.live[work.live]);
         let slots: Vec<u32> = of_drafts().map(|live| live.slot).collect();
-        // A row that verified nothing in the last pass names any, and keeps none of it.
+        // A row that was not in the last verify names any row of it, and keeps none of its tokens.
         let last: Vec<(u32, u32)> = of_drafts()
             .map(|live| live.verified.unwrap_or((0, 0)))
             .collect();
@@ -402,7 +402,7 @@ impl<'m> Engine<'m> {
         })
     }
 
-    /// Counts the tokens of a row, keeps its prefixes, and takes a token from its last logits where the text ends.
+    /// Updates a row without drafts: counts its tokens, keeps its prefixes, and takes a token from its last logits at the end of the text.
     fn after_plain(&mut self, work: Work, logits: &Tensor) -> Result<()> {
         let live = &mut self.live[work.live];
         live.computed += work.tokens.len();
@@ -427,7 +427,7 @@ impl<'m> Engine<'m> {
         Ok(())
     }
 
-    /// Takes the drafts that are what the model says, and the token behind them.
+    /// Updates a row with drafts: takes the drafts that equal the model's choice, and the model's next token.
     fn after_drafts(&mut self, row: usize, work: &Work, logits: &Tensor) -> Result<()> {
         let live = &mut self.live[work.live];
         let chosen = greedy(logits)?;
@@ -451,7 +451,7 @@ impl<'m> Engine<'m> {
             .try_for_each(|cache| cache.truncate(computed))
     }
 
-    /// Takes out what has all of its tokens. Its slot is handed on as it is, verified tokens or not.
+    /// Removes the requests that have all of their tokens. Their slots are handed on without being cleared or committed.
     fn finish(&mut self) -> Result<Vec<Answer>> {
         let mut answers = Vec::new();
         for mut live in std::mem::take(&mut self.live) {

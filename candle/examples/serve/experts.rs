@@ -1,4 +1,4 @@
-//! Feed-forward layers by candle: dense, or experts with a shared one, routed as Qwen's or as Kimi's.
+//! Feed-forward layers in candle: dense, or experts with a shared one, with Qwen's or Kimi's routing.
 
 use anyhow::Result;
 use candle_core::{DType, Tensor};
@@ -6,7 +6,7 @@ use candle_nn::VarBuilder;
 
 use crate::model::{Config, linear};
 
-/// down(silu(gate(x)) · up(x))
+/// A multilayer perceptron, down(silu(gate(x)) · up(x)).
 struct Mlp {
     gate: Tensor,
     up: Tensor,
@@ -40,11 +40,11 @@ pub struct Dense(Mlp);
 
 pub struct Experts {
     router: Tensor,
-    /// Kimi's: added to what experts are chosen by.
+    /// Kimi: added to the scores that experts are chosen by.
     correction: Option<Vec<f32>>,
     experts: Vec<Mlp>,
     shared: Mlp,
-    /// Qwen's: the logit of the shared expert's part.
+    /// Qwen: weights of the gate logit of the shared expert.
     shared_gate: Option<Tensor>,
     chosen: usize,
     scale: f32,
@@ -97,7 +97,7 @@ impl FeedForward {
         Ok(Self::Experts(Box::new(experts)))
     }
 
-    /// Of `x` `[n, hidden]`.
+    /// Feed-forward of `x` `[n, hidden]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => Ok(dense.0.forward(x)?),
@@ -107,14 +107,14 @@ impl FeedForward {
 }
 
 impl Experts {
-    /// The routing is read back by the host: simple, and a wait on a GPU.
+    /// The host reads the routing back, which is simple, but waits for a GPU.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let logits = linear(x, &self.router)?.to_dtype(DType::F32)?;
         let scores = match self.correction {
             Some(_) => candle_nn::ops::sigmoid(&logits)?,
             None => candle_nn::ops::softmax_last_dim(&logits)?,
         };
-        // Of every expert the tokens that it has, and their weights.
+        // For every expert, its tokens and their weights.
         let mut of_expert = vec![(Vec::new(), Vec::new()); self.experts.len()];
         for (token, scores) in scores.to_vec2::<f32>()?.iter().enumerate() {
             let by = |i: &usize| scores[*i] + self.correction.as_ref().map_or(0.0, |of| of[*i]);

@@ -1,5 +1,5 @@
-//! Whole models behind an engine's loop: Qwen3-Next, Qwen3.5 and Kimi-Linear in small, whose tokens and logits are known from Hugging
-//! Face's transformers. Every request has to get those tokens, whatever shares its batches.
+//! Runs whole models in an engine's loop: small versions of Qwen3-Next, Qwen3.5 and Kimi-Linear, whose tokens and logits are known from
+//! Hugging Face's transformers. Every request has to get those tokens, whatever else is in its batches.
 
 mod attention;
 mod engine;
@@ -17,24 +17,24 @@ use rand::{RngExt, SeedableRng};
 use engine::{Answer, Counts, Engine, Proposer, Request, Settings};
 use model::Model;
 
-/// How far logits may be from transformers', in f32.
+/// Largest difference of logits from transformers', in f32.
 const TOLERANCE: f32 = 1e-3;
 
-/// The same of prompts in chunks on a GPU, where products are of f16.
+/// Largest difference of logits with chunkwise prompts on a GPU, whose products are of f16.
 const TOLERANCE_IN_CHUNKS: f32 = 2e-2;
 
 const MODELS: [&str; 3] = ["qwen3_next_tiny", "qwen3_5_tiny", "kimi_linear_tiny"];
 
-/// What requests come, and how they are served.
+/// A mix of requests, and the settings that serve it.
 struct Mix {
     name: &'static str,
     settings: Settings,
     requests: usize,
-    /// Of ten requests, how many propose drafts.
+    /// Number of requests in ten that propose drafts.
     drafting: u32,
-    /// Of ten steps, how many take them.
+    /// Number of steps in ten that allow drafts.
     drafting_steps: u32,
-    /// Whether the loop has done what the mix is for.
+    /// Whether the loop's counts show what the mix is meant to test.
     is_what: fn(&Counts) -> bool,
 }
 
@@ -120,7 +120,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// All mixes of a model, each by so many schedules, of which the first is told.
+/// Runs all mixes of a model, each with `schedules` seeds. Prints the counts of the first seed.
 fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<()> {
     let model = Model::load(folder, device)?;
     let expected = Expected::read(folder)?;
@@ -140,7 +140,8 @@ fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<(
     Ok(())
 }
 
-/// A mix, from the first request to the last answer: what the loop did, how many tokens were compared, and how far logits were off.
+/// Runs a mix from the first request to the last answer. Returns the loop's counts, the number of compared tokens, and the largest
+/// difference of logits.
 fn run(model: &Model, expected: &Expected, mix: &Mix, seed: u64) -> Result<(Counts, usize, f32)> {
     let rng = &mut StdRng::seed_from_u64(seed);
     let pool = poisoned(model.pool(mix.settings.slots)?)?;
@@ -167,7 +168,7 @@ fn run(model: &Model, expected: &Expected, mix: &Mix, seed: u64) -> Result<(Coun
     Ok((engine.counts, tokens, off))
 }
 
-/// A pool full of NaN: what is there is never read before it is written.
+/// A pool full of NaN, which would show any read before a write.
 fn poisoned(pool: StatePool) -> Result<StatePool> {
     for index in 0.. {
         let Ok(layer) = pool.layer(index) else {
@@ -180,12 +181,12 @@ fn poisoned(pool: StatePool) -> Result<StatePool> {
     Ok(pool)
 }
 
-/// What transformers made of a model's prompts.
+/// Results of transformers for a model's prompts.
 struct Expected {
     prompts: Vec<Vec<u32>>,
     continuations: Vec<Vec<u32>>,
     prompt_logits: Vec<Vec<f32>>,
-    /// Of some prompts, the logits after each of the first tokens of the continuation.
+    /// For some prompts, the logits after each of the first tokens of the continuation.
     step_logits: Vec<Option<Vec<Vec<f32>>>>,
 }
 
@@ -221,14 +222,15 @@ impl Expected {
         })
     }
 
-    /// The `index`-th request of a mix: which prompt, how much of its continuation is asked already, and the request.
+    /// Request number `index` of a mix. Returns the number of its prompt, the number of tokens of the continuation that are part of the
+    /// request's prompt, and the request.
     fn request(
         &self,
         rng: &mut StdRng,
         index: usize,
         mix: &Mix,
     ) -> Result<(usize, usize, Request)> {
-        // Every prompt first, as it is; then any, with a part of its answer.
+        // Each prompt comes once as it is; then come random ones, followed by a part of their answers.
         let is_first = index < self.prompts.len();
         let row = if is_first {
             index
@@ -262,7 +264,7 @@ impl Expected {
         ))
     }
 
-    /// Proposes what is right but for every `wrong`-th token of the answer.
+    /// Proposes the right tokens, except every `wrong`-th of the answer.
     fn nearly_right(&self, row: usize, wrong: usize) -> Proposer {
         let (start, answer) = (self.prompts[row].len(), self.continuations[row].clone());
         Box::new(move |text, most| {
@@ -279,7 +281,7 @@ impl Expected {
         })
     }
 
-    /// Compares an answer, which begins behind the first `skipped` tokens of the continuation.
+    /// Compares an answer, which follows the first `skipped` tokens of the continuation.
     fn check(&self, row: usize, skipped: usize, answer: &Answer, tolerance: f32) -> Result<f32> {
         let Answer { id, tokens, logits } = answer;
         let wanted = &self.continuations[row][skipped..][..tokens.len()];
@@ -304,7 +306,7 @@ impl Expected {
                 "request {id}: logits of the vocabulary"
             );
             for (got, wanted) in got.iter().zip(wanted) {
-                // NaN is no distance.
+                // A NaN fails this comparison.
                 ensure!(
                     (got - wanted).abs() <= tolerance,
                     "request {id}, token {i}: logit {got}, wanted {wanted}"
@@ -316,7 +318,7 @@ impl Expected {
     }
 }
 
-/// Proposes what followed the last two tokens where they came before.
+/// Proposes the tokens that followed an earlier occurrence of the last two tokens.
 fn ngram(text: &[u32], most: usize) -> Vec<u32> {
     let Some(last) = text.len().checked_sub(2) else {
         return Vec::new();

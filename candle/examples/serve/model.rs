@@ -1,4 +1,4 @@
-//! Qwen3-Next, Qwen3.5 and Kimi-Linear, from the files of a checkpoint: linear layers by candle-gated-delta, all else by candle.
+//! Qwen3-Next, Qwen3.5 and Kimi-Linear from the files of a checkpoint: linear layers from candle-gated-delta, all others from candle.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::attention::{Attention, KeyValues};
 use crate::experts::FeedForward;
 
-/// A configuration file.
+/// A model's configuration file.
 pub struct Config(Value);
 
 impl Config {
@@ -35,7 +35,7 @@ impl Config {
     }
 }
 
-/// Root mean square norm in f32; Qwen's checkpoints hold the weight less one.
+/// Root mean square norm in f32. Qwen's checkpoints contain the weight minus one.
 pub struct RmsNorm {
     weight: Tensor,
     eps: f64,
@@ -54,7 +54,7 @@ impl RmsNorm {
         })
     }
 
-    /// With this in place of the configuration's.
+    /// Sets the epsilon, in place of the configuration's.
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self
@@ -65,7 +65,7 @@ impl RmsNorm {
     }
 }
 
-/// `x` `[n, in]` by `weight` `[out, in]`.
+/// Product of `x` `[n, in]` and the transposed `weight` `[out, in]`.
 pub fn linear(x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
     x.matmul(&weight.t()?)
 }
@@ -94,13 +94,13 @@ pub struct Model {
     shape: LayerShape,
 }
 
-/// What a forward pass computes: tokens of ragged rows, then those of rows with drafts, as many of each.
+/// Input of a forward pass: the tokens of ragged rows, then those of rows with drafts, which have equal lengths.
 pub struct Batch {
-    /// Of all rows, one behind the other.
+    /// Tokens of all rows, one row after the other.
     pub tokens: Vec<u32>,
-    /// Of each sequence: how many tokens this pass has of it.
+    /// Number of tokens of each row.
     pub counts: Vec<usize>,
-    /// Of rows without drafts, which come first.
+    /// Rows without drafts, which come first.
     pub rows: Option<Rows>,
     pub drafts: Option<Drafts>,
 }
@@ -108,13 +108,13 @@ pub struct Batch {
 /// Rows with drafts.
 pub struct Drafts {
     pub rows: DraftRows,
-    /// Tokens of each, T.
+    /// Tokens of each row, T.
     pub tokens: usize,
-    /// What was verified of them in the last pass, of every linear layer; none if of none.
+    /// Tensors of the last verify of these rows, for every linear layer; `None` if no row was in it.
     pub previous: Option<Vec<Verified>>,
 }
 
-/// What a linear layer is called with.
+/// Arguments of a linear layer.
 struct Linear<'l> {
     batch: &'l Batch,
     previous: Option<&'l Verified>,
@@ -122,7 +122,7 @@ struct Linear<'l> {
 }
 
 impl Model {
-    /// Of the folder of a checkpoint.
+    /// Loads the model from the folder of a checkpoint.
     pub fn load(folder: &Path, device: &Device) -> Result<Self> {
         let read = |name: &str| {
             let path = folder.join(name);
@@ -133,7 +133,7 @@ impl Model {
         let weights = read("model.safetensors")?;
         let vb = VarBuilder::from_buffered_safetensors(weights, dtype, device)?;
         let hidden = config.usize("hidden_size")?;
-        // Published checkpoints of Qwen3.5 have a part for images beside this one.
+        // Published checkpoints of Qwen3.5 contain an image model next to the language model.
         let of_model = match vb.contains_tensor("model.language_model.norm.weight") {
             true => vb.pp("model.language_model"),
             false => vb.pp("model"),
@@ -200,8 +200,8 @@ impl Model {
         layers.map(|_| KeyValues::default()).collect()
     }
 
-    /// Logits `[tokens, vocabulary]`, and what was verified of drafts, of every linear layer. `caches` are those of the rows, which
-    /// grow by their tokens; states advance but by drafts.
+    /// Returns the logits `[tokens, vocabulary]`, and the tensors of the verify, for every linear layer. `caches` belong to the rows and
+    /// grow by the rows' tokens. States advance by all tokens but drafts.
     pub fn forward(
         &self,
         batch: &Batch,
@@ -238,7 +238,7 @@ impl Model {
         Ok((linear(&self.norm.forward(&x)?, &self.head)?, verified))
     }
 
-    /// Makes the first `keep` verified tokens of rows part of their states, in all layers.
+    /// Commits the first `keep` verified tokens of rows to their states, in all layers.
     pub fn commit(&self, verified: &[Verified], rows: &DraftRows, pool: &StatePool) -> Result<()> {
         let mixers = self.layers.iter().map(|layer| &layer.mixer);
         let linear = mixers.filter(|mixer| !matches!(mixer, Mixer::Attention(_)));
@@ -254,7 +254,7 @@ impl Model {
 }
 
 impl Linear<'_> {
-    /// Ragged rows in one launch, rows with drafts in another.
+    /// Runs a layer: ragged rows in one launch, rows with drafts in another.
     fn forward(&self, mixer: &Mixer, h: &Tensor, verified: &mut Vec<Verified>) -> Result<Tensor> {
         let mut parts = Vec::new();
         let mut first = 0;

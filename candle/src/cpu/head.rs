@@ -7,30 +7,30 @@ use super::view::View;
 use super::window::Convolved;
 use super::{Form, Kind, Source, Tokens, Work, activate, finite_exp, sigmoid, softplus};
 
-/// Added to a sum of squares before its root.
+/// Epsilon that is added to a sum of squares before its root.
 const EPSILON: f32 = 1e-6;
 
-/// A value head of a row.
+/// The run of one value head of a row.
 pub struct Head<'w, 'a> {
     work: &'w Work<'a>,
     row: &'w Row,
     convolved: Option<&'w Convolved>,
     hv: usize,
     h: usize,
-    /// `[V, K]`
+    /// State `[V, K]`.
     state: Vec<f32>,
 }
 
-/// A token as the recurrence takes it.
+/// A token in the form that the recurrence takes.
 struct Token {
     q: Vec<f32>,
-    /// As it came, or as the convolution made it.
+    /// k as in the input, or as the convolution made it; not normalised.
     raw_k: Vec<f32>,
     k: Vec<f32>,
-    /// What k was divided by.
+    /// Length that k was divided by.
     length: f32,
     v: Vec<f32>,
-    /// One or K.
+    /// One log decay, or K of them.
     log_decay: Vec<f32>,
     beta: f32,
 }
@@ -54,7 +54,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// From the state that the row starts from to all that it writes.
+    /// Runs the row: reads its start state, and writes outputs and states.
     pub fn run(mut self) {
         let (work, row) = (self.work, self.row);
         let [read, written] = work.pools;
@@ -115,7 +115,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// Writes the state: of a pool into a slot, of snapshots into that of a row and token.
+    /// Writes the state. `at` is a slot of a pool, or a row and a token of snapshots.
     fn store(&self, pool: &View<'_>, at: &[usize]) {
         let k = self.work.heads.k;
         let is_v_last = self.work.options.state_layout == StateLayout::VLast;
@@ -133,14 +133,14 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// Rounds the state as it has been stored.
+    /// Rounds the state as it is stored.
     fn round(&mut self, pool: &View<'_>) {
         for s in &mut self.state {
             *s = pool.stored(*s);
         }
     }
 
-    /// Brings the state up to the tokens that are pending.
+    /// Adds the pending tokens to the state.
     fn catch_up(&mut self, waiting: super::Waiting) {
         let (Some(ring), Some(slot)) = (&self.work.ring, self.row.start) else {
             return;
@@ -166,7 +166,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// Leaves a token in the ring, before the state has it.
+    /// Writes a token's key, update and decay to the ring. The state does not have the token yet.
     fn leave(&self, token: &Token, entry: usize) {
         let (Some(ring), Some(slot)) = (&self.work.ring, self.row.start) else {
             return;
@@ -199,7 +199,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// A token more in the state; its output `[V]`.
+    /// Adds a token to the state and returns its output `[V]`.
     fn advance(&mut self, token: &Token) -> Vec<f32> {
         let (k, decay) = (self.work.heads.k, token.decay());
         let rows = self.state.chunks_exact_mut(k).zip(&token.v);
@@ -217,7 +217,7 @@ impl<'w, 'a> Head<'w, 'a> {
         .collect()
     }
 
-    /// Norms an output and gates it, where the launch does.
+    /// Applies the gated norm to an output, if the launch has one.
     fn norm(&self, o: &mut [f32], token: [usize; 3]) {
         let Some(norm) = &self.work.norm else {
             return;
@@ -241,7 +241,7 @@ impl<'w, 'a> Head<'w, 'a> {
         self.token(tokens, convolved, [self.row.b, t], t)
     }
 
-    /// Token t of the row, which is at `[b, at]` of its tensors.
+    /// Token t of the row, at `[b, at]` of its tensors.
     fn token(
         &self,
         tokens: &Tokens<'_>,
@@ -292,7 +292,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// One log decay, with KDA one for each key channel.
+    /// Log decays of a token: one, with KDA one for each key channel.
     fn log_decay(&self, gate: &View<'_>, [b, at]: [usize; 2]) -> Vec<f32> {
         let (form, of) = (&self.work.form, self.work.heads);
         let mut g = vec![0.0; if form.per_channel { of.k } else { 1 }];
@@ -321,7 +321,7 @@ impl<'w, 'a> Head<'w, 'a> {
         g
     }
 
-    /// Row of the gates' parameters, of which there are H or HV.
+    /// Row of a gate parameter that this value head uses. The parameter has H or HV rows.
     fn parameter_row(&self, of: &View<'_>) -> usize {
         match of.dim(0) == self.work.heads.hv {
             true => self.hv,
@@ -336,7 +336,7 @@ impl Token {
     }
 }
 
-/// Whether states are written where they are read.
+/// Whether states are written to the pool that they are read from.
 fn read_is_written(work: &Work<'_>) -> bool {
     match &work.states {
         gated_delta::States::Update(of) => of.write_pool.is_none(),
@@ -344,7 +344,7 @@ fn read_is_written(work: &Work<'_>) -> bool {
     }
 }
 
-/// Eight sums side by side.
+/// Dot product, in eight partial sums.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
     let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));

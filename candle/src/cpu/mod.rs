@@ -1,7 +1,7 @@
-//! Launches on the CPU: the recurrence token by token in f32, value heads on all threads.
+//! Launches on the CPU: the recurrence token by token in f32, with value heads spread over all threads.
 //!
-//! What a launch means is what gated-delta's documentation says of it; its checks have been made when one comes here. No kernel's
-//! source is run, and bits are not a GPU's.
+//! gated-delta's documentation defines the meaning of a launch, and gated-delta has checked its arguments before. This code is not the
+//! kernels' source, and its bits are not a GPU's.
 
 mod head;
 mod rows;
@@ -11,7 +11,7 @@ mod window;
 use candle_core::Result;
 use gated_delta::step::pending::folds;
 use gated_delta::{
-    Activation, Commit, Convolution, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaGate,
+    Activation, Commit, Convolution, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Norm, Options, Pending, Previous, StateLayout, States, Stored, Tensor,
 };
 use rayon::prelude::*;
@@ -23,7 +23,7 @@ use rows::Row;
 use view::View;
 use window::Convolved;
 
-/// A launch.
+/// A launch on the CPU.
 #[derive(Clone)]
 pub struct Work<'a> {
     new: Option<Tokens<'a>>,
@@ -35,7 +35,7 @@ pub struct Work<'a> {
     states: States<'a>,
     snapshots: Option<View<'a>>,
     cu_seqlens: Option<View<'a>>,
-    /// T
+    /// Most tokens of a row, T.
     tokens: usize,
     batch: usize,
     norm: Option<GatedNorm<'a>>,
@@ -45,11 +45,11 @@ pub struct Work<'a> {
     ring: Option<Ring<'a>>,
     options: Options,
     heads: Heads,
-    /// That states are read from, and that they are written to.
+    /// Pool to read states from, and pool to write them to.
     pools: [View<'a>; 2],
 }
 
-/// H, HV, K, V.
+/// Head counts and dims: H, HV, K, V.
 #[derive(Clone, Copy)]
 struct Heads {
     h: usize,
@@ -58,7 +58,7 @@ struct Heads {
     v: usize,
 }
 
-/// What tokens bring, with their gates.
+/// Inputs and gates of tokens.
 #[derive(Clone)]
 struct Tokens<'a> {
     source: Source<'a>,
@@ -72,12 +72,12 @@ struct Tokens<'a> {
 )]
 #[derive(Clone)]
 enum Source<'a> {
-    /// q, k and v; previous tokens have k for q.
+    /// q, k and v; for previous tokens, k stands in for q.
     Qkv([View<'a>; 3]),
     X(View<'a>),
 }
 
-/// A convolution without its x.
+/// A convolution without its input x.
 #[derive(Clone)]
 struct Conv<'a> {
     weight: View<'a>,
@@ -96,7 +96,7 @@ struct GatedNorm<'a> {
     activation: Activation,
 }
 
-/// What the gates' tensors hold.
+/// Form of the gates, and their parameters.
 #[derive(Clone)]
 struct Form<'a> {
     kind: Kind,
@@ -124,25 +124,25 @@ struct Ring<'a> {
     inputs: Option<View<'a>>,
     most: usize,
     entries: usize,
-    /// Windows that a flush moves.
+    /// Windows to move, in a flush.
     windows: Option<View<'a>>,
 }
 
-/// What is pending of a row.
+/// Pending tokens of a row.
 #[derive(Clone, Copy)]
 struct Waiting {
     len: usize,
     base: usize,
-    /// The state is written before the row's tokens.
+    /// Whether the step flushes: it writes the state before the row's tokens.
     is_folded: bool,
 }
 
-/// A view of a tensor that may be there.
+/// A view of an optional tensor.
 fn view<'a>(tensor: &Option<Tensor<'a>>) -> Option<View<'a>> {
     tensor.as_ref().map(View::of)
 }
 
-/// Which launch it is besides its gates.
+/// Parts of a launch other than its gates.
 struct Parts<'a> {
     new: Option<(Inputs<'a>, [Tensor<'a>; 3])>,
     previous: Option<Previous<'a>>,
@@ -317,7 +317,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Runs it.
+    /// Runs the launch.
     pub fn run(&self) -> Result<()> {
         let all = self.all_rows();
         let rows: Vec<Row> = all.into_iter().flatten().collect();
@@ -346,7 +346,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Pools that states are read from and written to.
+/// The pool that states are read from, and the pool that they are written to.
 fn pools_of<'a>(states: &States<'a>) -> Result<[Tensor<'a>; 2]> {
     match states {
         States::Update(of) => Ok([of.pool, of.write_pool.unwrap_or(of.pool)]),
@@ -356,7 +356,7 @@ fn pools_of<'a>(states: &States<'a>) -> Result<[Tensor<'a>; 2]> {
     }
 }
 
-/// What gated-delta has added since, which this crate makes none of.
+/// Error for a kind that gated-delta has added since, and that this crate never makes.
 fn unknown<T>(what: &str) -> Result<T> {
     bail!("{what}: of a kind that the CPU has no code for")
 }
@@ -412,7 +412,7 @@ impl<'a> Ring<'a> {
         }
     }
 
-    /// What is pending of row `b`; `None` where its numbers are out of range.
+    /// Pending tokens of row `b`; `None` if their numbers are out of range.
     fn of_row(&self, b: usize, is_fresh: bool, tokens: usize) -> Option<Waiting> {
         let within = |index: i64, end: usize| usize::try_from(index).ok().filter(|&i| i < end);
         let len = match is_fresh {
@@ -465,11 +465,11 @@ fn gdn_gates<'a>(gates: &GdnGates<'a>) -> Result<(Tensor<'a>, Tensor<'a>, Form<'
 
 fn kda_gates<'a>(gates: &KdaGates<'a>) -> Result<Form<'a>> {
     let (kind, a_log, dt_bias) = match &gates.kind {
-        KdaGate::Log => (Kind::Log, None, None),
-        KdaGate::Softplus { a_log, dt_bias } => {
+        KdaDecay::Log => (Kind::Log, None, None),
+        KdaDecay::Softplus { a_log, dt_bias } => {
             (Kind::Softplus, Some(View::of(a_log)), view(dt_bias))
         }
-        KdaGate::LowerBound {
+        KdaDecay::LowerBound {
             lower_bound,
             a_log,
             dt_bias,
@@ -486,7 +486,7 @@ fn kda_gates<'a>(gates: &KdaGates<'a>) -> Result<Form<'a>> {
     })
 }
 
-/// Activations and gates, finite for every finite input.
+/// `1 / (1 + exp(-x))`. As all gates and activations here, finite for every finite input.
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
@@ -503,7 +503,7 @@ fn activate(activation: Activation, x: f32) -> f32 {
     }
 }
 
-/// e^x, where that is not finite the largest number that is.
+/// `exp(x)`, or the largest f32 if that overflows.
 fn finite_exp(x: f32) -> f32 {
     let exp = x.exp();
     if exp == f32::INFINITY { f32::MAX } else { exp }

@@ -1,4 +1,4 @@
-//! Which rows are active, and what they read and write.
+//! Decides which rows are active, and what they read and write.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -13,28 +13,28 @@ use crate::error::bail;
 /// An active row.
 pub struct Row {
     pub b: usize,
-    /// Its tokens: indices of the first dims of the tensors of tokens are `Row::token`'s.
+    /// Range of its tokens. [`Row::token`] gives their indices in the tensors of tokens.
     pub tokens: Range<usize>,
-    /// Tokens are along one dim.
+    /// Whether the tokens of all rows are along one dim.
     pub packed: bool,
     /// Slot of the pool that is read, unless the row is fresh.
     pub start: Option<usize>,
     pub is_fresh: bool,
-    /// Previous tokens that are kept, and the slot of the state after them.
+    /// Number of previous tokens to commit, and the slot of the state after them.
     pub commit: Option<(usize, usize)>,
-    /// With token slots, the slot of its window and the column of its oldest input.
+    /// With token slots, the slot of its window, and the column of its oldest input.
     pub wide: Option<(usize, usize)>,
-    /// Slot for the state after each token.
+    /// Slot of the state after each token.
     pub stores: Vec<Option<usize>>,
-    /// Without tokens: slot that the start state goes to.
+    /// For a row without tokens: the slot to write the start state to.
     pub carried: Option<usize>,
-    /// Tokens, from the row's first, and the slot for the state after each.
+    /// Checkpoints: tokens, counted from the row's first, and the slot of the state after each.
     pub checkpoints: Vec<(usize, usize)>,
     pub waiting: Option<Waiting>,
 }
 
 impl Row {
-    /// Index of token t of the row in the first two dims.
+    /// Index of token t of the row in the first two dims of a tensor.
     pub fn token(&self, t: usize) -> [usize; 2] {
         match self.packed {
             true => [0, self.tokens.start + t],
@@ -42,14 +42,14 @@ impl Row {
         }
     }
 
-    /// The slot that the state, and the window, after the last token go to.
+    /// Slot of the state, and of the window, after the last token.
     pub fn last(&self) -> Option<usize> {
         self.carried.or(self.stores.last().copied().flatten())
     }
 }
 
 impl<'a> Work<'a> {
-    /// Every row, `None` where it is inactive; the outputs of those and of tokens of no row are set to zero.
+    /// All rows, `None` for inactive ones. Sets the outputs of inactive rows, and of tokens of no row, to zero.
     pub(super) fn all_rows(&self) -> Vec<Option<Row>> {
         let total = self.o.map_or(0, |o| o.dim(1));
         let is_packed = self.cu_seqlens.is_some();
@@ -80,7 +80,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The tokens of row b, unless it is to touch nothing.
+    /// The tokens of row b; `None` if its bounds are invalid, so that it touches nothing.
     fn tokens_of(&self, b: usize, total: usize) -> Option<Range<usize>> {
         let Some(bounds) = self.cu_seqlens else {
             return Some(0..self.tokens);
@@ -91,7 +91,7 @@ impl<'a> Work<'a> {
         (count <= self.tokens && end <= total).then_some(start..end)
     }
 
-    /// Packed tokens before the first bound and behind the last one; a bound outside of them says nothing.
+    /// Packed tokens before the first bound and after the last one. A bound outside of the tokens is ignored.
     fn tokens_of_no_row(&self, total: usize) -> [Range<usize>; 2] {
         let bound = |index: usize| {
             let bound = usize::try_from(self.cu_seqlens?.index(&[index])).ok()?;
@@ -111,7 +111,7 @@ impl<'a> Work<'a> {
         usize::try_from(slot).ok().filter(|&slot| slot < slots)
     }
 
-    /// That rows, which run side by side, write nothing that another one uses.
+    /// Checks that rows, which run concurrently, write nothing that another row uses.
     pub(super) fn check_distinct(&self, rows: &[Row]) -> Result<()> {
         let mut writers = HashMap::new();
         for row in rows {
@@ -209,7 +209,7 @@ impl<'a> Work<'a> {
         }
         if let Some(ring) = &self.ring {
             row.waiting = Some(ring.of_row(b, is_fresh, row.tokens.len())?);
-            // Nothing but a fold writes the state.
+            // Only a flush writes the state.
             return Some(row.with_start(end));
         }
         if let Some((every, slots)) = &self.checkpoints {
@@ -234,7 +234,7 @@ impl<'a> Work<'a> {
 }
 
 impl Row {
-    /// Slots that it writes, or may write.
+    /// Slots that the row writes, or may write.
     fn written(&self) -> impl Iterator<Item = usize> {
         let of_tokens = self.stores.iter().copied().flatten();
         let checkpoints = self.checkpoints.iter().map(|&(_, slot)| slot);
@@ -244,7 +244,7 @@ impl Row {
         of_tokens.chain(checkpoints).chain(ends.flatten())
     }
 
-    /// With states that wait in their own slot.
+    /// Sets the start slot. With deferred write-back it is the row's own slot, fresh or not.
     fn with_start(mut self, slot: usize) -> Self {
         self.start = Some(slot);
         self

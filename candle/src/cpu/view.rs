@@ -5,10 +5,10 @@ use std::{marker::PhantomData, ptr};
 use gated_delta::{DType, Tensor};
 use half::{bf16, f16};
 
-/// Magnitude that f16 states are held to.
+/// Largest magnitude of an element of an f16 state.
 const MOST_F16: f32 = 65504.0;
 
-/// A tensor's elements.
+/// Access to a tensor's elements.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     first: *mut u8,
@@ -19,13 +19,13 @@ pub struct View<'a> {
     borrow: PhantomData<&'a ()>,
 }
 
-// SAFETY: threads write distinct elements, which the caller of a launch promises for rows and `run` keeps for heads.
+// SAFETY: threads write distinct elements: the caller of a launch guarantees it for rows, and `run` for heads.
 unsafe impl Send for View<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for View<'_> {}
 
 impl<'a> View<'a> {
-    /// Of a tensor in host memory of at most five dims.
+    /// A view of a tensor in host memory with at most five dims.
     pub fn of(tensor: &Tensor<'a>) -> Self {
         let (mut dims, mut strides) = ([1; 5], [0; 5]);
         let rank = tensor.dims().len().min(5);
@@ -45,7 +45,7 @@ impl<'a> View<'a> {
         self.dims[dim]
     }
 
-    /// Whether both begin at one address.
+    /// Whether both views begin at the same address.
     pub fn is(&self, other: &Self) -> bool {
         self.first == other.first
     }
@@ -54,15 +54,15 @@ impl<'a> View<'a> {
         self.rank
     }
 
-    /// Elements to that of this index; dims behind it are at 0.
+    /// Offset in elements of the element at `index`; dims beyond its length are at 0.
     fn offset(&self, index: &[usize]) -> usize {
         debug_assert!(index.iter().zip(&self.dims).all(|(i, dim)| i < dim));
         index.iter().zip(&self.strides).map(|(i, s)| i * s).sum()
     }
 
-    /// An element at this many elements from the first.
+    /// The element at this offset, in elements from the first.
     fn get(&self, offset: usize) -> f32 {
-        // SAFETY: offsets are of elements of the tensor, whose memory is held for 'a.
+        // SAFETY: the offset is that of an element of the tensor, whose memory is locked for 'a.
         unsafe {
             match self.dtype {
                 DType::F32 => self.first.cast::<f32>().add(offset).read(),
@@ -73,7 +73,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// An index at this many elements from the first.
+    /// The index at this offset of an index tensor.
     fn index_at(&self, offset: usize) -> i64 {
         // SAFETY: as `get`'s.
         unsafe {
@@ -86,9 +86,9 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Writes an element, rounded to the dtype.
+    /// Writes the element at this offset, rounded to the dtype.
     fn set(&self, offset: usize, value: f32) {
-        // SAFETY: as `get`'s; the tensor is one that is written.
+        // SAFETY: as in `get`; the tensor is one that the launch writes.
         unsafe {
             match self.dtype {
                 DType::F32 => self.first.cast::<f32>().add(offset).write(value),
@@ -100,23 +100,23 @@ impl<'a> View<'a> {
                     let rounded = f16::from_f32(value);
                     self.first.cast::<f16>().add(offset).write(rounded);
                 }
-                // No index tensor is written.
+                // Launches write no index tensors.
                 DType::I32 | DType::I64 | DType::U32 => {}
             }
         }
     }
 
-    /// An index tensor's element.
+    /// An element of an index tensor.
     pub fn index(&self, index: &[usize]) -> i64 {
         self.index_at(self.offset(index))
     }
 
-    /// A number.
+    /// An element of a float tensor.
     pub fn at(&self, index: &[usize]) -> f32 {
         self.get(self.offset(index))
     }
 
-    /// The run of `out.len()` elements along dim `dim` from this index on.
+    /// Reads `out.len()` elements along dim `dim`, from `index` on.
     pub fn read(&self, index: &[usize], dim: usize, out: &mut [f32]) {
         let (first, stride) = (self.offset(index), self.strides[dim]);
         for (i, out) in out.iter_mut().enumerate() {
@@ -124,7 +124,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Writes such a run.
+    /// Writes `values` along dim `dim`, from `index` on.
     pub fn write(&self, index: &[usize], dim: usize, values: &[f32]) {
         let (first, stride) = (self.offset(index), self.strides[dim]);
         for (i, &value) in values.iter().enumerate() {
@@ -132,7 +132,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What storing as a state makes of a number: f16 is held to ±65,504.
+    /// The value of an element after it is stored in a state: rounded, and in f16 held within ±65,504.
     pub fn stored(&self, value: f32) -> f32 {
         match self.dtype {
             DType::F16 => {

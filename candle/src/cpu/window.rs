@@ -1,24 +1,24 @@
-//! The convolution of a row, and its window.
+//! The convolution of a row, and the update of its window.
 
 use super::rows::Row;
 use super::view::View;
 use super::{Conv, Source, Work, activate};
 
-/// q, k and v of a row's tokens, side by side.
+/// Outputs of the convolution: q, k and v of a row's tokens, side by side.
 pub struct Convolved {
-    /// `[n, D]`
+    /// New tokens, `[n, D]`.
     pub new: Vec<f32>,
-    /// `[keep, D]`
+    /// Previous tokens, `[keep, D]`.
     pub previous: Vec<f32>,
 }
 
 impl Work<'_> {
-    /// D
+    /// Channels of the convolution, D.
     fn channels(&self) -> usize {
         2 * self.heads.h * self.heads.k + self.heads.hv * self.heads.v
     }
 
-    /// Convolves a row's tokens, and leaves its window where it belongs.
+    /// Convolves a row's tokens and writes its window.
     pub(super) fn convolve(&self, conv: &Conv<'_>, row: &Row) -> Convolved {
         let (channels, taps) = (self.channels(), conv.weight.dim(1));
         let before = taps - 1;
@@ -26,7 +26,7 @@ impl Work<'_> {
             Some((slot, column)) => (Some(slot), column),
             None => (row.start, 0),
         };
-        // Inputs of the convolution in order, `[.., D]`: the window first.
+        // Inputs of the convolution in order, `[.., D]`, beginning with the window.
         let mut line = vec![0.0; before * channels];
         if let (Some(slot), false) = (window_slot, row.is_fresh) {
             for (i, inputs) in line.chunks_exact_mut(channels).enumerate() {
@@ -90,15 +90,15 @@ impl Work<'_> {
         Convolved { new, previous }
     }
 
-    /// Puts a window into a slot of those that are written.
+    /// Writes a window into a slot of the windows to write.
     fn write_window(&self, conv: &Conv<'_>, window: &[f32], slot: usize) {
         for (i, inputs) in window.chunks_exact(self.channels()).enumerate() {
             conv.write_windows.write(&[slot, 0, i], 1, inputs);
         }
     }
 
-    /// Of inputs that wait: brings the window, `line`, up to the pending tokens, writes it where the state is written, and
-    /// leaves the row's own inputs in the ring.
+    /// Deferred windows: moves the window, `line`, past the pending tokens, writes it if the state is written, and puts the row's own
+    /// inputs into the ring.
     fn wait(&self, windows: View<'_>, line: &mut Vec<f32>, row: &Row, waiting: super::Waiting) {
         let channels = self.channels();
         let (Some(ring), Some(slot)) = (&self.ring, row.start) else {
@@ -127,7 +127,7 @@ impl Work<'_> {
         }
     }
 
-    /// Moves the window of a flush.
+    /// Moves the window of a row in a flush.
     pub(super) fn flush_window(&self, row: &Row) {
         let (Some(ring), Some(waiting), Some(slot)) = (&self.ring, row.waiting, row.start) else {
             return;
@@ -144,14 +144,14 @@ impl Work<'_> {
     }
 }
 
-/// Puts the inputs of a token behind `line`.
+/// Appends the inputs of a token to `line`.
 fn push(line: &mut Vec<f32>, channels: usize, x: &View<'_>, [b, t]: [usize; 2]) {
     let first = line.len();
     line.resize(first + channels, 0.0);
     x.read(&[b, t, 0], 2, &mut line[first..]);
 }
 
-/// `[tokens, D]` of the inputs from the window's oldest on.
+/// Convolution outputs `[tokens, D]` of the inputs in `line`, which begins with the window.
 fn convolve(conv: &Conv<'_>, line: &[f32], channels: usize, tokens: usize) -> Vec<f32> {
     let taps = conv.weight.dim(1);
     let mut weights = vec![0.0; taps * channels];

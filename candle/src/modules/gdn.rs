@@ -1,4 +1,4 @@
-//! Gated DeltaNet, as Qwen3-Next and Qwen3.5 have it.
+//! Gated DeltaNet layers of Qwen3-Next and Qwen3.5.
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -8,34 +8,34 @@ use super::{Projected, Verified, linear, of_rows};
 use crate::pool::{DraftRows, LayerShape, LayerStates, Operator, Rows};
 use crate::step::{Commit, Convolution, GdnGates, Norm, States, Stored};
 
-/// What a model's configuration says of its layers; names of Hugging Face's files in brackets.
+/// Configuration of a model's layers. Field names of Hugging Face's files are in parentheses.
 #[derive(Clone, Copy, Debug)]
 pub struct GdnConfig {
-    /// `hidden_size`
+    /// Width of the hidden states (`hidden_size`)
     pub hidden_size: usize,
-    /// H (`linear_num_key_heads`)
+    /// Query/key heads, H (`linear_num_key_heads`)
     pub num_key_heads: usize,
-    /// HV (`linear_num_value_heads`)
+    /// Value heads, HV (`linear_num_value_heads`)
     pub num_value_heads: usize,
-    /// K (`linear_key_head_dim`)
+    /// Head dim of q and k, K (`linear_key_head_dim`)
     pub key_head_dim: usize,
-    /// V (`linear_value_head_dim`)
+    /// Head dim of v, V (`linear_value_head_dim`)
     pub value_head_dim: usize,
-    /// W (`linear_conv_kernel_dim`)
+    /// Taps of the convolution, W (`linear_conv_kernel_dim`)
     pub conv_kernel: usize,
-    /// `rms_norm_eps`
+    /// Epsilon of the norm (`rms_norm_eps`)
     pub rms_norm_eps: f32,
-    /// Of z: SiLU, but for `qwen4_exp`.
+    /// Activation of the norm's z: SiLU in all models but `qwen4_exp`.
     pub gate_activation: Activation,
-    /// β in (0, 1), with [`BetaScale::Two`] in (0, 2).
+    /// Range of β: (0, 1), with [`BetaScale::Two`] (0, 2).
     pub beta_scale: BetaScale,
 }
 
-/// A Gated DeltaNet layer (`linear_attn` in a checkpoint): `in_proj_qkvz` and `in_proj_ba`, interleaved by key head, as Qwen3-Next has
-/// them, or `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, as Qwen3.5 and later; `conv1d`, `A_log`, `dt_bias`, `norm`,
-/// `out_proj`.
+/// A Gated DeltaNet layer (`linear_attn` in a checkpoint). Its weights are `conv1d`, `A_log`, `dt_bias`, `norm`, `out_proj`, and either
+/// `in_proj_qkvz` and `in_proj_ba`, interleaved by key head, as in Qwen3-Next, or `in_proj_qkv`, `in_proj_z`, `in_proj_b` and
+/// `in_proj_a`, as in Qwen3.5 and later.
 ///
-/// One product makes a row `[q | k | v | z | b | a]` of every token, of which the launch takes views.
+/// One product makes a row `[q | k | v | z | b | a]` for every token; the launch takes views of it.
 #[derive(Clone, Debug)]
 pub struct GatedDeltaNet {
     config: GdnConfig,
@@ -52,10 +52,10 @@ pub struct GatedDeltaNet {
 }
 
 impl GatedDeltaNet {
-    /// Loads the layer, rows in the launch's order.
+    /// Loads the layer and puts the rows of its weights into the launch's order.
     ///
     /// # Errors
-    /// Weights that are not there, or have other shapes than `config` says.
+    /// Weights that are missing, or whose shapes contradict `config`.
     pub fn new(config: &GdnConfig, vb: &VarBuilder<'_>) -> Result<Self> {
         let GdnConfig {
             hidden_size,
@@ -104,7 +104,7 @@ impl GatedDeltaNet {
         })
     }
 
-    /// Heads and dims, of which a [`StatePool`](crate::StatePool) is made.
+    /// Heads and dims of the layer, to make a [`StatePool`](crate::StatePool) with.
     #[must_use]
     pub fn shape(&self) -> LayerShape {
         LayerShape {
@@ -117,8 +117,8 @@ impl GatedDeltaNet {
         }
     }
 
-    /// Outputs `[total, hidden]` of the hidden states `[total, hidden]` of ragged rows: prompts, parts of prompts, single tokens. States and
-    /// windows in the rows' slots advance.
+    /// Outputs `[total, hidden]` for the hidden states `[total, hidden]` of ragged rows: prompts, chunks of prompts, single tokens. States
+    /// and windows in the rows' slots advance.
     ///
     /// # Errors
     /// Shapes and dtypes that do not fit, by name.
@@ -128,12 +128,12 @@ impl GatedDeltaNet {
         self.output(&o)?.squeeze(0)
     }
 
-    /// Outputs `[B, T, hidden]` of the hidden states `[B, T, hidden]` of rows with drafts, and what has to be kept until it is known which
-    /// of these hold. With `previous`, the first `keep` of those tokens are made part of the states in the same launch; nothing of the
-    /// new ones is.
+    /// Outputs `[B, T, hidden]` for the hidden states `[B, T, hidden]` of rows with drafts, and tensors to keep until it is known which
+    /// drafts are accepted. With `previous`, the same launch first commits the first `keep` of those tokens to the states. New tokens are
+    /// not committed.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward)'s.
+    /// The errors of [`forward`](Self::forward).
     pub fn verify(
         &self,
         hidden: &Tensor,
@@ -146,10 +146,10 @@ impl GatedDeltaNet {
         Ok((self.output(&o)?, verified))
     }
 
-    /// Makes the first `keep` verified tokens of rows part of their states: before rows go on without drafts, or are copied.
+    /// Commits the first `keep` verified tokens of rows to their states, before the rows continue without drafts or are copied.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward)'s.
+    /// The errors of [`forward`](Self::forward).
     pub fn commit(
         &self,
         verified: &Verified,
@@ -170,7 +170,7 @@ impl GatedDeltaNet {
         Convolution::new(x, self.config.num_key_heads, &self.conv, &states.windows)
     }
 
-    /// Of hidden states `[B, T, hidden]`.
+    /// Projects hidden states `[B, T, hidden]`.
     fn project(&self, hidden: &Tensor, states: &LayerStates) -> Result<Projected> {
         let GdnConfig {
             num_value_heads: hv,
@@ -197,7 +197,7 @@ impl GatedDeltaNet {
     }
 }
 
-/// Of rows that each key head has `parts` of, one part behind the other: all heads' of the first part, and so on.
+/// Reorders rows of a weight in which each key head has all `parts`: all heads' rows of the first part come first, and so on.
 fn by_part(weight: &Tensor, parts: &[usize]) -> Result<Tensor> {
     let (rows, hidden) = weight.dims2()?;
     let of_head: usize = parts.iter().sum();

@@ -1,4 +1,4 @@
-//! Kimi Delta Attention, as Kimi-Linear has it.
+//! Kimi Delta Attention layers of Kimi-Linear.
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_nn::VarBuilder;
@@ -7,29 +7,30 @@ use gated_delta::{Activation, KdaBeta};
 use super::{Projected, Verified, linear, of_rows};
 use crate::error::bail;
 use crate::pool::{DraftRows, LayerShape, LayerStates, Operator, Rows};
-use crate::step::{Commit, Convolution, KdaGate, KdaGates, Norm, States, Stored};
+use crate::step::{Commit, Convolution, KdaDecay, KdaGates, Norm, States, Stored};
 
-/// What a model's configuration says of its layers; names of Hugging Face's files in brackets.
+/// Configuration of a model's layers. Field names of Hugging Face's files are in parentheses.
 #[derive(Clone, Copy, Debug)]
 pub struct KdaConfig {
-    /// `hidden_size`
+    /// Width of the hidden states (`hidden_size`)
     pub hidden_size: usize,
-    /// H = HV (`linear_num_heads`, or `num_heads` of `linear_attn_config`)
+    /// Heads, H = HV (`linear_num_heads`, or `num_heads` of `linear_attn_config`)
     pub num_heads: usize,
-    /// K = V (`linear_head_dim`, or `head_dim` of `linear_attn_config`)
+    /// Head dim, K = V (`linear_head_dim`, or `head_dim` of `linear_attn_config`)
     pub head_dim: usize,
-    /// W (`linear_conv_kernel_dim`, or `short_conv_kernel_size`)
+    /// Taps of the convolution, W (`linear_conv_kernel_dim`, or `short_conv_kernel_size`)
     pub conv_kernel: usize,
-    /// `rms_norm_eps`
+    /// Epsilon of the norm (`rms_norm_eps`)
     pub rms_norm_eps: f32,
-    /// Log decays are this · sigmoid(exp(A_log) · (f + dt_bias)), where there is one; else −exp(A_log) · softplus(f + dt_bias).
+    /// With a lower bound, log decays are lower bound · sigmoid(exp(A_log) · (f + dt_bias)); else −exp(A_log) · softplus(f + dt_bias).
     pub gate_lower_bound: Option<f32>,
 }
 
-/// A Kimi Delta Attention layer (`self_attn` in a checkpoint): `q_proj`, `k_proj`, `v_proj` and `q_conv1d`, `k_conv1d`, `v_conv1d`;
-/// `f_a_proj`, `f_b_proj`, `A_log`, `dt_bias` of the decays; `b_proj`; `g_a_proj`, `g_b_proj` and `o_norm` of the gated norm; `o_proj`.
+/// A Kimi Delta Attention layer (`self_attn` in a checkpoint). Its weights are `q_proj`, `k_proj`, `v_proj` and `q_conv1d`, `k_conv1d`,
+/// `v_conv1d`; `f_a_proj`, `f_b_proj`, `A_log`, `dt_bias` for the decays; `b_proj`; `g_a_proj`, `g_b_proj` and `o_norm` for the gated
+/// norm; `o_proj`.
 ///
-/// One product makes a row `[q | k | v | f_a | g_a | b]` of every token, two more the decays' gates and z.
+/// One product makes a row `[q | k | v | f_a | g_a | b]` for every token, two more make the decays' gates and z.
 #[derive(Clone, Debug)]
 pub struct KimiDeltaAttention {
     config: KdaConfig,
@@ -52,10 +53,10 @@ pub struct KimiDeltaAttention {
 }
 
 impl KimiDeltaAttention {
-    /// Loads the layer, projections and convolutions one behind the other.
+    /// Loads the layer and concatenates its projections and its convolutions.
     ///
     /// # Errors
-    /// Weights that are not there, or have other shapes than `config` says.
+    /// Weights that are missing, or whose shapes contradict `config`.
     pub fn new(config: &KdaConfig, vb: &VarBuilder<'_>) -> Result<Self> {
         let KdaConfig {
             hidden_size,
@@ -80,7 +81,7 @@ impl KimiDeltaAttention {
             weight.squeeze(1)
         };
         let conv = [conv("q_conv1d")?, conv("k_conv1d")?, conv("v_conv1d")?];
-        // [1, 1, H, 1] in some checkpoints, [H] in others.
+        // Some checkpoints have [1, 1, H, 1], others [H].
         let a_log = vb.get_unchecked_dtype("A_log", DType::F32)?.flatten_all()?;
         if a_log.elem_count() != h {
             return bail!("A_log: wanted H = {h} numbers, got {}", a_log.elem_count());
@@ -100,7 +101,7 @@ impl KimiDeltaAttention {
         })
     }
 
-    /// Heads and dims, of which a [`StatePool`](crate::StatePool) is made.
+    /// Heads and dims of the layer, to make a [`StatePool`](crate::StatePool) with.
     #[must_use]
     pub fn shape(&self) -> LayerShape {
         let KdaConfig {
@@ -132,7 +133,7 @@ impl KimiDeltaAttention {
     /// As [`GatedDeltaNet::verify`](crate::GatedDeltaNet::verify).
     ///
     /// # Errors
-    /// As [`forward`](Self::forward)'s.
+    /// The errors of [`forward`](Self::forward).
     pub fn verify(
         &self,
         hidden: &Tensor,
@@ -148,7 +149,7 @@ impl KimiDeltaAttention {
     /// As [`GatedDeltaNet::commit`](crate::GatedDeltaNet::commit).
     ///
     /// # Errors
-    /// As [`forward`](Self::forward)'s.
+    /// The errors of [`forward`](Self::forward).
     pub fn commit(
         &self,
         verified: &Verified,
@@ -164,8 +165,8 @@ impl KimiDeltaAttention {
     fn gates(&self, forget: &Tensor, beta: &Tensor) -> KdaGates {
         let (a_log, dt_bias) = (self.a_log.clone(), Some(self.dt_bias.clone()));
         let kind = match self.config.gate_lower_bound {
-            None => KdaGate::Softplus { a_log, dt_bias },
-            Some(lower_bound) => KdaGate::LowerBound {
+            None => KdaDecay::Softplus { a_log, dt_bias },
+            Some(lower_bound) => KdaDecay::LowerBound {
                 lower_bound,
                 a_log: Some(a_log),
                 dt_bias,
@@ -178,7 +179,7 @@ impl KimiDeltaAttention {
         Convolution::new(x, self.config.num_heads, &self.conv, &states.windows)
     }
 
-    /// Of hidden states `[B, T, hidden]`.
+    /// Projects hidden states `[B, T, hidden]`.
     fn project(&self, hidden: &Tensor, states: &LayerStates) -> Result<Projected> {
         let KdaConfig {
             num_heads: h,

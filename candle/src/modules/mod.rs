@@ -1,4 +1,4 @@
-//! Layers as modules of candle_nn: from hidden states to hidden states, with the weights of Hugging Face's checkpoints.
+//! Layers as modules of candle_nn: they map hidden states to hidden states, with the weights of Hugging Face's checkpoints.
 
 mod gdn;
 mod kda;
@@ -13,24 +13,24 @@ use crate::launch;
 use crate::pool::{LayerStates, Rows};
 use crate::step::{Convolution, Gates, Inputs, Norm, Previous, States, Step, Stored};
 
-/// What a layer's projections left of tokens that were verified, `[B, T, …]`: what a resume or a commit takes.
+/// Projections of verified tokens, `[B, T, …]`, for the resume or commit that follows.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    /// x, `[B, T, D]`
+    /// Input of the convolution, x: `[B, T, D]`
     x: Tensor,
-    /// a, `[B, T, HV]`, or g, `[B, T, HV, K]`
+    /// Gate a, `[B, T, HV]`, or g, `[B, T, HV, K]`
     gate: Tensor,
-    /// b, `[B, T, HV]`
+    /// Gate b, `[B, T, HV]`
     beta: Tensor,
 }
 
 impl Verified {
-    /// Rows `[N]` (u32) of it, for a batch of other rows; a row that had none may name any, with `keep` = 0.
+    /// Selects the rows `[N]` (u32), for a batch of other rows. A row that was not verified may name any row, with `keep` = 0.
     ///
     /// # Errors
-    /// candle's.
+    /// The errors of candle.
     pub fn select(&self, rows: &Tensor) -> Result<Self> {
-        // candle gathers from contiguous memory alone.
+        // candle gathers only from contiguous memory.
         let of = |tensor: &Tensor| tensor.contiguous()?.index_select(rows, 0);
         Ok(Self {
             x: of(&self.x)?,
@@ -40,7 +40,7 @@ impl Verified {
     }
 }
 
-/// What the projections of a layer leave of tokens `[B, T, …]`, to be launched.
+/// Projections of the tokens `[B, T, …]` of a layer, to be launched.
 struct Projected {
     conv: Convolution,
     gates: Gates,
@@ -66,7 +66,7 @@ impl Projected {
         step.run()
     }
 
-    /// The same where there is no prefill.
+    /// As [`forward`](Self::forward), where there is no prefill: one launch for each sub-batch of up to 16 tokens of a row.
     fn in_pieces(&self, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
         let mut outputs = Vec::new();
         let mut end = 0;
@@ -78,7 +78,7 @@ impl Projected {
                 .packed(&piece.cu_seqlens, piece.max_tokens)
                 .fresh(&piece.fresh);
             let o = step.run()?;
-            // One that is computed again has the same outputs.
+            // A sub-batch that is computed again has the same outputs.
             if piece.first >= end {
                 end = piece.first + piece.tokens;
                 outputs.push(o);
@@ -87,7 +87,7 @@ impl Projected {
         Tensor::cat(&outputs, 1)
     }
 
-    /// Tokens of `[1, total, …]`.
+    /// A range of the tokens in `[1, total, …]`.
     fn narrow(&self, first: usize, tokens: usize) -> Result<Self> {
         let of = |tensor: &Tensor| tensor.narrow(1, first, tokens);
         Ok(Self {
@@ -103,7 +103,7 @@ impl Projected {
         })
     }
 
-    /// A verify of `[B, T, …]`, after `previous` a resume.
+    /// A verify of tokens `[B, T, …]`; with `previous`, a resume.
     fn verify(
         self,
         rows: &crate::pool::DraftRows,
@@ -137,7 +137,7 @@ impl Projected {
     }
 }
 
-/// `x` `[.., in]` by `weight` `[out, in]`.
+/// Product of `x` `[.., in]` and the transposed `weight` `[out, in]`.
 fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let dims = x.dims();
     let Some((&width, leading)) = dims.split_last() else {

@@ -1,4 +1,4 @@
-//! Sequences that are prefilled, decoded and verified on a backend, and beside it by the reference.
+//! Sequences that are prefilled, decoded and verified on a backend, and in parallel by the reference.
 
 use std::iter;
 
@@ -16,34 +16,34 @@ use crate::problem::Problem;
 use crate::reference;
 use crate::tensor::HostTensor;
 
-/// The states of some sequences on a backend, and as the reference has them.
+/// States of some sequences, on a backend and in the reference.
 pub(super) struct Session<'a> {
     layer: Layer,
     pool: Pool,
     backend: &'a Backend,
     bar: &'a ProgressBar,
     random: StdRng,
-    /// The next decode.
+    /// The next decode on the backend.
     problem: Problem,
-    /// The same from the reference's states, which go their own way: they are rounded as they are stored.
+    /// The next decode in the reference, from its own states, which are rounded as the backend stores them.
     wanted: Problem,
 }
 
-/// What came out of some launches.
+/// Results of some launches.
 pub(super) struct Outcome {
-    /// The launches in words.
+    /// The launches in words, for the table.
     pub steps: String,
-    /// The last of them, for its time.
+    /// The last launch, which is timed.
     pub last: Problem,
-    /// The worst of all outputs.
+    /// Worst comparison of the outputs.
     pub o: Comparison,
-    /// The worst of all states.
+    /// Worst comparison of the states.
     pub state: Comparison,
-    /// They came in chunks: what a state may be off by is another.
+    /// Whether the launch was a chunkwise prefill, whose states have another tolerance.
     pub in_chunks: bool,
-    /// The worst of all windows, which are copies: nothing but 0 is right.
+    /// Worst comparison of the windows. Windows are copies, so only an error of 0 is right.
     pub windows: Comparison,
-    /// What ran.
+    /// The variant that ran.
     pub variant: Option<Entry>,
 }
 
@@ -82,7 +82,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Prefills random prompts of `tokens` of the first `rows`, from zero states; decodes go on from what it leaves.
+    /// Prefills random prompts of `tokens` tokens in the first `rows` rows, from zero states. Later decodes start from the result.
     pub fn prefill(&mut self, rows: usize, tokens: usize) -> Result<Outcome, Error> {
         let mut problem = self.following([rows, tokens], &self.problem)?;
         problem.op = Op::GdnPrefill;
@@ -99,7 +99,7 @@ impl<'a> Session<'a> {
             .conv_state
             .ok_or_else(|| problem.missing("conv_state"))?;
         let windows_error = error(&windows, &truth.windows.unwrap_or_default());
-        // What a prefill is off by is not the decodes' fault.
+        // Decodes on both sides start from the backend's result: the errors of a prefill do not count against them.
         for (name, tensor) in [("state", got.state), ("conv_state", windows)] {
             self.problem.tensors.insert(name, tensor.clone());
             self.wanted.tensors.insert(name, tensor);
@@ -119,7 +119,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Decodes `steps` random tokens per row, each from the projection to what leaves the norm.
+    /// Decodes `steps` random tokens in each row, each from the projection to the norm's result.
     pub fn decode(&mut self, steps: usize) -> Result<Outcome, Error> {
         let (mut o, mut state) = (Comparison::default(), Comparison::default());
         let (mut windows, mut variant) = (Comparison::default(), None);
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Random tokens of every row, from the states and windows as they are.
+    /// A verify of random tokens of every row, from the current states and windows.
     fn drafts(&mut self, drafts: usize) -> Result<Problem, Error> {
         let mut problem = self.following([self.pool.slots, drafts], &self.problem)?;
         for name in token_tensors(&problem) {
@@ -211,7 +211,7 @@ impl<'a> Session<'a> {
         Ok(problem)
     }
 
-    /// A step of so many rows and tokens, with the weights, states and windows of a decode.
+    /// A step of `rows` rows and `tokens` tokens, with the weights, states and windows of `decode`.
     fn following(&self, [rows, tokens]: [usize; 2], decode: &Problem) -> Result<Problem, Error> {
         let (layer, pool) = (self.layer, self.pool);
         let mut problem = layer.blank_layer(rows, tokens, pool)?;
@@ -230,11 +230,11 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The reference's decodes of tokens one by one, with states that are not rounded to bf16.
+/// Decodes tokens one by one with the reference, with states that are not rounded to bf16.
 struct PlainDecoding(Problem);
 
 impl PlainDecoding {
-    /// From the states and windows of a decode.
+    /// Starts from the states and windows of a decode.
     fn new(mut decode: Problem) -> Result<Self, Error> {
         let states = decode.tensor("state")?;
         let states = HostTensor::from_f64(DType::F32, states.dims(), &states.to_f64())?;
@@ -246,7 +246,7 @@ impl PlainDecoding {
         Ok(self.0.tensor(name)?.to_f64())
     }
 
-    /// The outputs `[B, T, HV, V]` of all tokens of `drafts`; the states and windows are then those after the first
+    /// Decodes all tokens of `drafts` and returns the outputs `[B, T, HV, V]`. Afterwards the states and windows are those after the first
     /// `accepted[b]` tokens of each row b.
     fn decode(&mut self, drafts: &Problem, accepted: &[usize]) -> Result<Vec<f64>, Error> {
         let tokens = drafts.max_tokens();
@@ -278,19 +278,19 @@ impl PlainDecoding {
     }
 }
 
-/// Row b of so many is as `from` has it.
+/// Restores row b of `rows` in `kept` from `from`.
 fn keep_row(kept: &mut [f64], from: &[f64], b: usize, rows: usize) {
     let len = kept.len() / rows;
     kept[b * len..][..len].copy_from_slice(&from[b * len..][..len]);
 }
 
-/// Names of the tensors with something for each token.
+/// Names of the tensors that have an entry for each token.
 fn token_tensors(problem: &Problem) -> [&'static str; 4] {
     let [gate, beta] = problem.gates.names();
     ["x", "z", gate, beta]
 }
 
-/// `[B, 1, …]` of a tensor `[B, T, …]`.
+/// Token t of a tensor `[B, T, …]`, as `[B, 1, …]`.
 fn token(tensor: &HostTensor, t: usize) -> Result<HostTensor, Error> {
     let mut dims = tensor.dims().to_vec();
     let elements: usize = dims[2..].iter().product();
@@ -304,18 +304,18 @@ fn token(tensor: &HostTensor, t: usize) -> Result<HostTensor, Error> {
     HostTensor::from_f64(tensor.dtype(), &dims, &values)
 }
 
-/// How far a result is from the truth.
+/// Distance of a result from the wanted values.
 fn error(got: &HostTensor, wanted: &[f64]) -> Comparison {
     compare(pairs(&got.to_f64(), wanted), got.dims())
 }
 
-/// How far the outputs of a launch are from the truth.
+/// Distance of the outputs of a launch from the wanted values.
 fn output_error(problem: &Problem, got: &Outputs, wanted: &[f64]) -> Result<Comparison, Error> {
     let o = got.o.as_ref().ok_or_else(|| problem.missing("o"))?;
     Ok(error(o, wanted))
 }
 
-/// Overwrites a tensor.
+/// Overwrites a tensor of the problem.
 fn fill(
     problem: &mut Problem,
     name: &'static str,

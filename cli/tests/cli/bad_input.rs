@@ -1,4 +1,4 @@
-//! What cannot be read or used: exit status 2 and one line that names it, never a panic.
+//! Inputs that cannot be read or used: exit status 2 and one line that names the cause, never a panic.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use safetensors::tensor::Dtype;
 
 const POOL: &str = "gdn_decode_bf16_pool";
 
-/// A file of that header and data.
+/// Bytes of a file with this header and `data` bytes of data.
 fn raw(header: &str, data: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -73,12 +73,12 @@ fn files_that_lie_are_refused() {
             "metadata op: wanted gdn_decode, gdn_mtp, gdn_prefill, kda_recurrent or kda_prefill, got none",
             raw("{}", 0),
         ),
-        ("bytes behind the header: wanted 0", raw("{}", 5)),
+        ("bytes after the header: wanted 0", raw("{}", 5)),
         (
-            "bytes behind the header",
+            "bytes after the header",
             fixture[..fixture.len() - 1].to_vec(),
         ),
-        ("bytes behind the header", longer),
+        ("bytes after the header", longer),
         ("bytes of the header", fixture[..100].to_vec()),
         (
             "tensor q: wanted 8 bytes for F32 [2], got 4",
@@ -93,7 +93,7 @@ fn files_that_lie_are_refused() {
             raw(&tensor("q", "F32", "[1]", "[8,4]"), 8),
         ),
         (
-            "behind the header: wanted 400",
+            "after the header: wanted 400",
             raw(&tensor("q", "F32", "[100]", "[0,400]"), 4),
         ),
         (

@@ -1,4 +1,4 @@
-//! `bench`: what `cargo bench` does.
+//! Tests of `bench`, which does the same as `cargo bench`.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::command::{folder, gated_delta};
 
-/// A record of one row.
+/// Writes a record of one row.
 fn record(folder: &TempDir) -> PathBuf {
     let path = folder.path().join("rows.csv");
     let options = [

@@ -1,4 +1,4 @@
-//! `check` and `run`: known answers, round trips, failed checks.
+//! Tests of `check` and `run`: known answers, round trips, failed checks.
 
 use crate::command::{Contents, Ran, check, command, fixture_path, folder, gated_delta, run};
 use gated_delta_cli::{Backend, Choice};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 const POOL: &str = "gdn_decode_bf16_pool";
 const VLAST: &str = "gdn_decode_f32_vlast";
-/// Every file of known answers, and the lines of its check.
+/// Every file of known answers, and the number of lines in its check.
 const FIXTURES: [(&str, usize); 5] = [
     (POOL, 3),
     (VLAST, 2),
@@ -16,7 +16,7 @@ const FIXTURES: [(&str, usize); 5] = [
     ("kda_recurrent_bf16_softplus", 3),
 ];
 
-/// Whether there is a GPU; without one, a failure if `GATED_DELTA_REQUIRE_GPU` is 1.
+/// Whether there is a GPU. Without one, panics if `GATED_DELTA_REQUIRE_GPU` is 1.
 pub fn gpu() -> bool {
     match Backend::pick(Choice::Cuda) {
         Ok(_) => true,
@@ -294,7 +294,7 @@ fn wrong_results_fail() {
     }
 }
 
-/// A NaN that the truth has too is not held against the result, and is told.
+/// A NaN that the exact result has too does not fail a check, and is reported.
 #[test]
 fn nan_on_both_sides_is_counted() {
     let folder = folder();
@@ -395,7 +395,7 @@ fn what_is_not_finite_on_both_sides_is_said_and_alone_fails() {
         (contents, o)
     };
 
-    // A channel of one value head is NaN, in the kernel and in what is expected; so it is in the reference.
+    // One channel of a value head is NaN, in the kernel and in the expectation; so it is in the reference.
     let mut one = v.clone();
     one[head + 5] = f32::NAN;
     let (contents, o) = with_v(&one);
@@ -413,7 +413,7 @@ fn what_is_not_finite_on_both_sides_is_said_and_alone_fails() {
     let file = contents.with_float_at("expected.o", nan, 0.0);
     check(&file.write(&folder, "one side"), &sim).fails_the_check("NaN at");
 
-    // All are.
+    // All values are NaN.
     let (contents, _) = with_v(&vec![f32::NAN; v.len()]);
     let file = contents.write(&folder, "all");
     check(&file, &sim).fails_the_check("in every element, nothing compared");
@@ -540,7 +540,7 @@ fn every_command_speaks_json() {
     assert_eq!(kernels.len(), gated_delta::Entry::ALL.len());
     assert_eq!(said["device"].is_null(), !gpu());
 
-    // Without a command it is the demo.
+    // The default command is the demo.
     let demo = ["--batch", "1", "--prompt", "3", "--steps", "1"];
     let said = json(gated_delta(&[&demo[..], &sim].concat()).succeeds());
     assert_eq!(said["model"], "qwen3-next");
@@ -567,7 +567,7 @@ fn info_needs_no_gpu() {
     }
 }
 
-/// Uniform in ±1, the same for a seed.
+/// Pseudo-random numbers, uniform in ±1, the same for a seed.
 struct Random(u64);
 
 impl Random {
@@ -585,7 +585,7 @@ impl Random {
     }
 }
 
-/// What a problem keeps states by.
+/// Way in which a problem keeps its states.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Resume,
@@ -596,10 +596,10 @@ enum Way {
     Prefill,
 }
 
-/// A problem of two rows: its values follow from the seed.
+/// A random problem of two rows, whose values follow from the seed.
 fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Contents {
     let mut random = Random(seed);
-    // KDA goes token by token with less.
+    // KDA has K = 64 token by token only.
     let dim = match kda && (parallel || matches!(way, Way::Prefill)) {
         true => 128,
         false => 64,
@@ -735,7 +735,7 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
         Way::Snapshots => contents = contents.with_metadata("snapshots", "true"),
         Way::Prefill => {}
         Way::Deferred | Way::DeferredLayer => {
-            // The second row folds.
+            // The second row flushes.
             let len = [below(most + 1 - tokens), most as i32];
             let base = [below(entries), below(entries)];
             contents = contents
@@ -746,7 +746,7 @@ fn random(kda: bool, parallel: bool, state: Dtype, way: Way, seed: u64) -> Conte
     contents.with_indices("read_slots", &[2], &[2, 0])
 }
 
-/// Every kind of such a problem.
+/// Every kind of problem that [`random`] makes.
 fn kinds() -> Vec<(bool, bool, Dtype, Way)> {
     let mut kinds = Vec::new();
     for kda in [false, true] {
@@ -760,7 +760,7 @@ fn kinds() -> Vec<(bool, bool, Dtype, Way)> {
                 Way::Prefill,
             ] {
                 kinds.push((kda, false, state, way));
-                // All tokens at once: of f32 states there are none, no states after each, and drafts that wait are of bf16.
+                // The parallel formulation has no f32 states, no state after each token, and deferred write-back only with bf16 states.
                 let takes = match way {
                     Way::Resume | Way::ResumeOfLayer => state != Dtype::F32,
                     Way::Snapshots | Way::Prefill => false,
@@ -773,7 +773,7 @@ fn kinds() -> Vec<(bool, bool, Dtype, Way)> {
     kinds
 }
 
-/// The results of `run` as what the file expects.
+/// Adds the results of `run` as the file's expectations.
 fn expecting(contents: Contents, folder: &tempfile::TempDir, backend: &str) -> Contents {
     let output = folder.path().join("out");
     run(
@@ -789,14 +789,14 @@ fn expecting(contents: Contents, folder: &tempfile::TempDir, backend: &str) -> C
     })
 }
 
-/// What no row writes keeps its bits with the reference too: infinities, and what a NaN carries.
+/// Elements that no row writes keep their bits with the reference too: infinities, and the payload of a NaN.
 #[test]
 fn the_reference_leaves_what_no_row_writes() {
     let folder = folder();
     let fixture = Contents::fixture(POOL).without_expected();
     let (_, shape, mut data) = fixture.tensors["state"].clone();
     let slot = data.len() / shape[0];
-    // Of f16: an infinity, and a NaN that signals.
+    // In f16: an infinity, and a signalling NaN.
     let odd = [0x00, 0x7c, 0x05, 0x7d].repeat(slot / 4);
     data[..slot].copy_from_slice(&odd);
     let pool = fixture
@@ -810,7 +810,7 @@ fn the_reference_leaves_what_no_row_writes() {
     assert!(state[3 * slot..] == pool.tensors["state"].2[3 * slot..]);
 }
 
-/// One token of a layer that has no decode of so many value heads, but a verify, which one with snapshots is.
+/// One token of a layer with too many value heads for a decode kernel: a verify kernel with snapshots computes it.
 #[test]
 fn snapshots_are_part_of_what_is_asked_for() {
     let folder = folder();
@@ -844,8 +844,8 @@ fn snapshots_are_part_of_what_is_asked_for() {
     check(&contents.write(&folder, "in"), &["--backend", "sim"]).succeeds();
 }
 
-/// New tokens of a resume, and of one that folds, follow from the state as it is stored. `PROPTEST_CASES` is how many problems of
-/// each kind; else every fifth kind has one.
+/// New tokens of a resume, and of a step that flushes, start from the state as it is stored. `PROPTEST_CASES` is the number of problems of
+/// each kind; by default every fifth kind has one.
 #[test]
 fn right_results_hold_whatever_the_state_is_rounded_to() {
     let folder = folder();
@@ -870,7 +870,7 @@ fn right_results_hold_whatever_the_state_is_rounded_to() {
     }
 }
 
-/// One token of one head, one head of a slot, by little; each is named.
+/// Small changes in one token of a head or one head of a slot fail, and the head is named.
 #[test]
 fn wrong_heads_fail() {
     let folder = folder();
@@ -914,8 +914,8 @@ fn wrong_heads_fail() {
     }
 }
 
-/// A key that comes again, with no v: nothing is left of the state, but for what rounding its terms has left. Where the truth is so
-/// small, they say how far off it may be, and no further.
+/// A key that comes again with v = 0 leaves nothing of the state but the rounding errors of its terms. The bounds on such a small state
+/// come from these terms.
 #[test]
 fn what_has_cancelled_is_held_to_what_it_was_made_of() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! The command as its users run it, and files for it.
+//! Runs the command as users do, and makes files for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use tempfile::TempDir;
 
-/// What a run of the command leaves behind.
+/// Output and exit status of a run of the command.
 pub struct Ran {
     pub code: Option<i32>,
     pub stdout: String,
@@ -38,7 +38,7 @@ impl Ran {
         self
     }
 
-    /// A check that failed: a table and nothing else.
+    /// Asserts a failed check: a table, and nothing else.
     #[track_caller]
     pub fn fails_the_check(self, part: &str) {
         assert_eq!(
@@ -55,7 +55,7 @@ impl Ran {
         );
     }
 
-    /// Bad input: one line on stderr, nothing on stdout.
+    /// Asserts bad input: one line on stderr, nothing on stdout.
     #[track_caller]
     pub fn refused(self, part: &str) {
         assert_eq!(
@@ -80,7 +80,7 @@ impl Ran {
     }
 }
 
-/// The command: the one that was built with the tests, or the one that `GATED_DELTA_BIN` names.
+/// The command that was built with the tests, or the one that `GATED_DELTA_BIN` names.
 pub fn command() -> Command {
     let built = || env!("CARGO_BIN_EXE_gated-delta").into();
     let mut command = Command::new(std::env::var_os("GATED_DELTA_BIN").unwrap_or_else(built));
@@ -114,7 +114,7 @@ pub fn run(input: &Path, output: &Path, more: &[&str]) -> Ran {
         .into()
 }
 
-/// A folder that is gone when the test is over.
+/// A temporary folder, removed at the end of the test.
 pub fn folder() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -126,7 +126,7 @@ pub fn fixture_path(name: &str) -> PathBuf {
     folder.join(name).with_extension("safetensors")
 }
 
-/// A file to be changed and written.
+/// Contents of a file, to be changed and written.
 #[derive(Clone, Default)]
 pub struct Contents {
     pub metadata: HashMap<String, String>,
@@ -182,20 +182,20 @@ impl Contents {
         self
     }
 
-    /// With an i32 tensor of that shape.
+    /// Adds an i32 tensor of this shape.
     pub fn with_indices(self, name: &str, shape: &[usize], indices: &[i32]) -> Self {
         let data = indices.iter().flat_map(|index| index.to_le_bytes());
         self.with(name, Dtype::I32, shape, data.collect())
     }
 
-    /// With a tensor as it is, under another name too.
+    /// Adds a copy of the tensor `of` under the name `name`.
     pub fn with_copy(mut self, name: &str, of: &str) -> Self {
         let tensor = self.tensors[of].clone();
         self.tensors.insert(name.to_owned(), tensor);
         self
     }
 
-    /// With other dims of a tensor.
+    /// Changes the dims of a tensor.
     pub fn reshaped(mut self, name: &str, shape: &[usize]) -> Self {
         if let Some(tensor) = self.tensors.get_mut(name) {
             tensor.1 = shape.to_vec();
@@ -215,7 +215,7 @@ impl Contents {
         self
     }
 
-    /// The values of a float tensor.
+    /// Values of a float tensor.
     pub fn floats(&self, name: &str) -> Vec<f32> {
         let (dtype, _, data) = &self.tensors[name];
         match dtype {
@@ -241,7 +241,7 @@ impl Contents {
         }
     }
 
-    /// As the tensor `name` of that shape in f32.
+    /// Adds the tensor `name` of this shape in f32.
     pub fn with_floats(self, name: &str, shape: &[usize], values: &[f32]) -> Self {
         self.with(
             name,
@@ -254,7 +254,7 @@ impl Contents {
         )
     }
 
-    /// With one f32 of a tensor changed.
+    /// Changes one element of an f32 tensor.
     pub fn with_float_at(self, name: &str, index: usize, value: f32) -> Self {
         let shape = self.tensors[name].1.clone();
         let mut values = self.floats(name);

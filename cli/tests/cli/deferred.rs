@@ -1,4 +1,4 @@
-//! States that wait for the tokens of a ring.
+//! Tests of deferred write-back: states with rings of pending tokens.
 
 use crate::check::gpu;
 use crate::command::{Contents, check, folder, run};
@@ -7,9 +7,9 @@ use safetensors::tensor::Dtype;
 
 const GDN: &str = "gdn_decode_bf16_pool";
 const KDA: &str = "kda_recurrent_bf16_softplus";
-/// With a convolution and a norm.
+/// A layer with a convolution and a norm.
 const LAYER: &str = "layer_qwen3_next_decode";
-/// R
+/// Entries of a ring, R.
 const ENTRIES: usize = 9;
 const RINGS: [&str; 3] = ["pending.keys", "pending.updates", "pending.decays"];
 
@@ -19,7 +19,7 @@ fn backends() -> Vec<&'static str> {
     backends
 }
 
-/// What a fixture expects, where its states wait and nothing is pending: rings of NaN.
+/// A fixture as a step with deferred write-back, nothing pending: the rings are NaN. Its expectations hold but for the states.
 fn waiting(name: &str) -> Contents {
     let contents = Contents::fixture(name);
     let dims = |name: &str| contents.tensors[name].1.clone();
@@ -52,7 +52,7 @@ fn waiting(name: &str) -> Contents {
         .with_indices("pending.base", &[rows], &vec![ENTRIES as i32 - 1; rows])
 }
 
-/// The fixture's answers hold: o and the windows of the step, and the states when its tokens have been folded in.
+/// The fixture's answers hold: o and the windows after the step, and the states after its tokens are flushed.
 #[test]
 fn known_answers_hold_where_states_wait() {
     let folder = folder();
@@ -71,7 +71,7 @@ fn known_answers_hold_where_states_wait() {
             run(&input, &output, &["--backend", backend]).succeeds();
             let after = Contents::read(&output);
             assert_eq!(after.tensors["state"], step.tensors["state"], "{backend}");
-            // What a flush takes: no token, and one pending of each row.
+            // A flush takes no new token, and here one pending token of each row.
             let of_tokens = ["q", "k", "v", "a", "b", "g", "beta", "x", "z", "expected.o"];
             let of_layer = [
                 "conv_weight",
@@ -103,7 +103,7 @@ fn known_answers_hold_where_states_wait() {
     }
 }
 
-/// Four drafts at once have the fixture's outputs, and leave an entry each.
+/// Four drafts together have the fixture's outputs, and leave one entry each.
 #[test]
 fn drafts_wait_too() {
     let folder = folder();
@@ -134,7 +134,7 @@ fn drafts_wait_too() {
         let wrote = stdout.contains("| pending.updates, written entries ");
         assert_eq!(wrote, backend != "reference", "{stdout}");
     }
-    // That is what is chosen, too.
+    // `auto` and no formulation choose the same.
     for formulation in [Some("auto"), None] {
         let chosen = match formulation {
             Some(auto) => step.clone().with_metadata("formulation", auto),
@@ -148,7 +148,7 @@ fn drafts_wait_too() {
     check(&input, &["--backend", "sim"]).refused("T with pending = 4");
 }
 
-/// A row that has 8 pending folds them, writes its state and leaves its token behind them.
+/// A row with 8 pending tokens flushes them, writes its state, and leaves its new token after them in the ring.
 #[test]
 fn a_row_without_room_folds() {
     let folder = folder();
@@ -184,9 +184,9 @@ fn a_row_without_room_folds() {
     }
 }
 
-/// R of a layer's drafts: N = 16 and T up to 8.
+/// Entries of a ring of a layer's drafts, R: N = 16 and T up to 8.
 const ENTRIES_OF_DRAFTS: usize = 24;
-/// The rings of a layer's drafts.
+/// Names of the rings of a layer's drafts.
 const RINGS_OF_DRAFTS: [&str; 4] = [
     "pending.keys",
     "pending.updates",
@@ -194,7 +194,7 @@ const RINGS_OF_DRAFTS: [&str; 4] = [
     "pending.inputs",
 ];
 
-/// Those that run a layer's drafts: GPUs have not passed their tests yet, or have.
+/// Backends that run a layer's drafts. A GPU is one of them once its tests have passed on a GPU.
 fn backends_of_drafts() -> Vec<&'static str> {
     let mut backends = backends();
     let proved = Entry::gdn_deferred_layer_parallel_klast_bf16_k128_tile64.is_proved();
@@ -202,9 +202,9 @@ fn backends_of_drafts() -> Vec<&'static str> {
     backends
 }
 
-/// The layer as one of so many drafts, whose states and windows wait: the rows' tokens in turn, so that the first of each is the
-/// fixture's, and with one token its answers hold; the last one is inactive. Rings are NaN, but for the entries that are pending, so
-/// many of each row.
+/// The layer as a step of `tokens` drafts with deferred states and windows. Each row takes the rows' tokens in turn, so that its first
+/// token is the fixture's, and with one token the fixture's answers hold; the last row is inactive. `len` entries of each row are
+/// pending; all other entries of the rings are NaN.
 fn layer_drafts(tokens: usize, len: &[i32]) -> Contents {
     let mut contents = Contents::fixture(LAYER)
         .with_metadata("op", "gdn_mtp")
@@ -279,7 +279,7 @@ fn indices(contents: &Contents, name: &str) -> Vec<i32> {
     words.iter().map(|word| i32::from_le_bytes(*word)).collect()
 }
 
-/// What folds what a step of a layer's drafts has left, of the rows as they are pending then.
+/// A flush of the entries that a step of a layer's drafts has left, with `len` pending in each row from `base`.
 fn flush_of(step: &Contents, after: &Contents, len: &[i32], base: &[i32]) -> Contents {
     let mut flush = step
         .clone()
@@ -305,7 +305,7 @@ fn flush_of(step: &Contents, after: &Contents, len: &[i32], base: &[i32]) -> Con
     flush
 }
 
-/// The fixture's answers hold: o of the step, which leaves states and windows as they were, and both behind a flush.
+/// The fixture's answers hold: o after the step, which leaves states and windows unchanged, and both of these after a flush.
 #[test]
 fn known_answers_hold_where_windows_wait_too() {
     let folder = folder();
@@ -340,7 +340,8 @@ fn known_answers_hold_where_windows_wait_too() {
     }
 }
 
-/// Rows with less than a window pending, with room, without, and an inactive one: of the third one state and window are written.
+/// Rows with fewer pending tokens than a window, with room, without room, and an inactive one: only the third row writes its state
+/// and window.
 #[test]
 fn a_layers_drafts_wait_and_fold() {
     let folder = folder();
@@ -376,7 +377,7 @@ fn a_layers_drafts_wait_and_fold() {
             }
         }
         assert!(*inputs == wanted, "{backend}");
-        // The window of the row that folds is the last three inputs that were pending.
+        // The window of the row that flushes has its last three pending inputs.
         let mut wanted = windows.clone();
         let slot = slots[2] as usize;
         for c in 0..1024 {
@@ -390,7 +391,7 @@ fn a_layers_drafts_wait_and_fold() {
         assert!(contents.tensors["conv_state"].2 == wanted, "{backend}");
         after.push(contents);
     }
-    // What one has left is what another expects, entry by entry.
+    // The results of one backend are the expectations for another, entry by entry.
     let mut expected = drafts.clone();
     for name in RINGS_OF_DRAFTS.into_iter().chain(["conv_state"]) {
         let dims = after[0].tensors[name].1.clone();
@@ -414,7 +415,7 @@ fn a_layers_drafts_wait_and_fold() {
     check(&wrong.write(&folder, "wrong"), &["--backend", "sim"])
         .fails_the_check(&format!("entry {entry} differs"));
 
-    // Two of four drafts are kept, and folded.
+    // Two of four drafts are kept, and flushed.
     for (from, first) in after.iter().zip(backends_of_drafts()) {
         let flush = flush_of(&drafts, from, &[4, 14, 2, 0], &[23, 16, 22, 0]);
         let flush = flush.write(&folder, "flush");

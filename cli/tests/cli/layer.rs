@@ -1,4 +1,4 @@
-//! A convolution before a recurrence, a norm after it, and fresh rows.
+//! Tests of whole layers: a convolution before the recurrence, a norm after it, and fresh rows.
 
 use crate::check::gpu;
 use crate::command::{Contents, check, fixture_path, folder, run};
@@ -27,14 +27,14 @@ fn layer() -> Contents {
     Contents::fixture(GDN)
 }
 
-/// Each bf16 of a tensor is `value`.
+/// Sets every bf16 of a tensor to `value`.
 fn filled(contents: Contents, name: &str, value: f32) -> Contents {
     let (_, shape, data) = contents.tensors[name].clone();
     let value = half::bf16::from_f32(value).to_le_bytes();
     contents.with(name, Dtype::BF16, &shape, value.repeat(data.len() / 2))
 }
 
-/// The same states, of f16.
+/// Converts the states to f16.
 fn in_f16(contents: Contents) -> Contents {
     let shape = contents.tensors["state"].1.clone();
     let states = contents.floats("state");
@@ -129,7 +129,7 @@ fn prefill() -> Contents {
     Contents::fixture(PREFILL)
 }
 
-/// With one checkpoint of each row, after every 64 tokens, in the slots that no row has: of two rows.
+/// Checkpoints: one for each row, after every 64 tokens, in the slots that no row has. Two rows reach theirs.
 #[test]
 fn checkpoints_of_a_file_are_written() {
     let folder = folder();
@@ -196,7 +196,7 @@ fn checkpoints_of_a_file_are_written() {
     }
 }
 
-/// B = T = 2 of the same, in slots 2 and 3.
+/// The file [`GDN`] with B = T = 2, in slots 2 and 3.
 fn two_tokens() -> Contents {
     let shapes: [(&str, &[usize]); 4] = [
         ("x", &[2, 2, CHANNELS]),
@@ -213,7 +213,7 @@ fn two_tokens() -> Contents {
     })
 }
 
-/// With token slots, windows of four columns.
+/// Adds token slots, and windows of four columns.
 fn token_slots(contents: Contents, slots: &[i32]) -> Contents {
     let windows = (0..5 * CHANNELS * 4).map(|i| half::bf16::from_f32((i % 37) as f32 / 16.0 - 1.0));
     let windows: Vec<u8> = windows.flat_map(half::bf16::to_le_bytes).collect();
@@ -223,7 +223,7 @@ fn token_slots(contents: Contents, slots: &[i32]) -> Contents {
         .with("conv_state", Dtype::BF16, &[5, CHANNELS, 4], windows)
 }
 
-/// The file's own tokens as the previous ones too.
+/// A resume whose previous tokens are the file's own.
 fn resume(keep: &[i32]) -> Contents {
     let previous =
         |contents: Contents, name: &str| contents.with_copy(&format!("prev.{name}"), name);
@@ -316,7 +316,7 @@ fn every_way_of_keeping_windows_meets_the_reference() {
     }
 }
 
-/// What a row has no token for stays as it was, and the rest is a copy.
+/// Columns of windows for which a row has no token are unchanged, and all others are copies.
 #[test]
 fn columns_of_windows_are_compared_bit_for_bit() {
     let folder = folder();
@@ -331,7 +331,7 @@ fn columns_of_windows_are_compared_bit_for_bit() {
     )
     .succeeds();
     let out = Contents::read(&output).floats("conv_state");
-    // Row 0 has one token, whose slot is the first: columns 0 to 2 are written, one is not.
+    // Row 0 has one token, whose slot is the first: columns 0 to 2 are written, column 3 is not.
     for (column, part) in [(2, "input 2 differs"), (3, "input 3 is to change")] {
         let mut wrong = out.clone();
         wrong[column] = wrong[column].next_up();
@@ -344,7 +344,7 @@ fn columns_of_windows_are_compared_bit_for_bit() {
     }
 }
 
-/// A fresh row's slot holds NaN: its results are those of zeros there.
+/// The slot of a fresh row holds NaN; its results are those of a slot with zeros.
 #[test]
 fn fresh_rows_start_from_zeros() {
     let folder = folder();

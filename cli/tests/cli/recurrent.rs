@@ -1,4 +1,4 @@
-//! GDN MTP and recurrent KDA: every way of keeping states and every gate, judged by the reference.
+//! Tests of GDN MTP and recurrent KDA with every way of keeping states and every form of gates, compared with the reference.
 
 use std::collections::HashMap;
 
@@ -23,14 +23,14 @@ pub fn kda() -> Contents {
     Contents::fixture(KDA).without_expected()
 }
 
-/// The pool, repeated.
+/// Repeats the pool `times` times.
 fn larger_pool(contents: Contents, times: usize) -> Contents {
     let (dtype, mut shape, data) = contents.tensors["state"].clone();
     shape[0] *= times;
     contents.with("state", dtype, &shape, data.repeat(times))
 }
 
-/// Two rows of four tokens one behind the other.
+/// Two packed rows of four tokens, with the bounds `bounds`.
 pub fn packed(contents: Contents, bounds: &[i32]) -> Contents {
     let contents = contents.with_indices("cu_seqlens", &[bounds.len()], bounds);
     ["q", "k", "v", "a", "b"]
@@ -42,7 +42,7 @@ pub fn packed(contents: Contents, bounds: &[i32]) -> Contents {
         })
 }
 
-/// The file's own tokens as the previous ones too.
+/// Adds the file's own tokens as the previous ones.
 fn with_previous(contents: Contents, names: &[&str], keep: &[i32]) -> Contents {
     let previous =
         |contents: Contents, name: &&str| contents.with_copy(&format!("prev.{name}"), name);
@@ -52,7 +52,7 @@ fn with_previous(contents: Contents, names: &[&str], keep: &[i32]) -> Contents {
         .with_indices("keep", &[keep.len()], keep)
 }
 
-/// With q in f32.
+/// Converts q to f32.
 fn wide_q(contents: Contents) -> Contents {
     let (shape, q) = (contents.tensors["q"].1.clone(), contents.floats("q"));
     contents.with_floats("q", &shape, &q)
@@ -66,7 +66,7 @@ pub fn commit(keep: &[i32]) -> Contents {
     resume(keep).without(&["q", "k", "v", "a", "b"])
 }
 
-/// Runs the file in the simulator; what it writes, and the lines of its check against the reference.
+/// Runs the file in the simulator. Returns the results, and the lines of its check against the reference.
 fn judged(folder: &TempDir, case: &str, contents: &Contents) -> (Contents, String) {
     let input = contents.write(folder, "in");
     let stdout = check(&input, &["--backend", "sim"]).succeeds().stdout;
@@ -78,7 +78,7 @@ fn judged(folder: &TempDir, case: &str, contents: &Contents) -> (Contents, Strin
     (out, stdout)
 }
 
-/// What `run` wrote passes as expected on both backends.
+/// Checks that both backends accept the results of `run` as expectations.
 fn expected_by_both(folder: &TempDir, case: &str, contents: &Contents, out: &Contents) {
     let both = out.tensors.keys().fold(contents.clone(), |both, name| {
         let shape = &out.tensors[name].1;

@@ -1,10 +1,10 @@
-//! GDN MTP and recurrent KDA: what cannot be used is named, and nothing is written.
+//! Tests of GDN MTP and recurrent KDA with unusable inputs: the cause is named, and nothing is written.
 
 use crate::command::{Contents, check, folder, run};
 use crate::recurrent::{commit, kda, mtp, packed, resume};
 use safetensors::tensor::Dtype;
 
-/// Every case is refused with a line that has its part.
+/// Asserts that every case is refused with a line that contains its text.
 fn refused(cases: impl IntoIterator<Item = (&'static str, Contents)>) {
     let folder = folder();
     for (part, contents) in cases {
@@ -195,7 +195,7 @@ fn rows_of_bad_bounds() {
     assert!(!output.exists());
 }
 
-/// With a pool of four slots.
+/// The file of [`mtp`] with a pool of four slots.
 fn four_slots() -> Contents {
     let (dtype, mut shape, data) = mtp().tensors["state"].clone();
     shape[0] *= 2;
@@ -299,7 +299,7 @@ fn tensors_that_are_missing_or_of_other_shapes() {
     refused(cases);
 }
 
-/// What nobody has named is a prefill, dense or packed.
+/// A file that names no operator with more than 16 tokens is a prefill, dense or packed.
 #[test]
 fn more_than_16_tokens_are_a_prefill() {
     let folder = folder();
@@ -311,7 +311,7 @@ fn more_than_16_tokens_are_a_prefill() {
     }
 }
 
-/// B = 1 with that many tokens, repeated.
+/// The file with B = 1 and `count` tokens, which repeat.
 fn tokens(count: usize, contents: Contents) -> Contents {
     ["q", "k", "v", "a", "b"]
         .iter()

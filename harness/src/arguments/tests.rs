@@ -40,7 +40,7 @@ fn step() -> Arguments<Tensor<'static>> {
     }
 }
 
-/// Of one token.
+/// A step of one token with a convolution.
 fn convolved() -> Arguments<Tensor<'static>> {
     let (gate, windows) = (
         tensor(DType::F32, &[2, 1, 1]),
@@ -64,7 +64,7 @@ fn convolved() -> Arguments<Tensor<'static>> {
     }
 }
 
-/// T' = 3 as [`tokens`] have it.
+/// Previous tokens in the form of a convolution's input, T' = 3 as in [`tokens`].
 fn kept_x(conv: Option<CommitConvolution<Tensor<'static>>>) -> Option<KeptX<Tensor<'static>>> {
     let gate = tensor(DType::F32, &[2, 3, 1]);
     Some(KeptX {
@@ -100,7 +100,7 @@ fn conv_commit() -> Arguments<Tensor<'static>> {
     }
 }
 
-/// With the windows after each token.
+/// A step with a convolution and window snapshots.
 fn conv_snapshots() -> Arguments<Tensor<'static>> {
     let mut arguments = convolved();
     if let Some(convolved) = &mut arguments.convolved {
@@ -160,7 +160,7 @@ fn raw(a_log: bool, dt_bias: bool) -> Arguments<Tensor<'static>> {
     }
 }
 
-/// Of 70 tokens, with all that a prefill has.
+/// A prefill of 70 tokens with positions, checkpoints and a workspace.
 fn prefill() -> Arguments<Tensor<'static>> {
     let (x, gate) = (
         tensor(DType::F32, &[2, 70, 1, 64]),
@@ -185,7 +185,7 @@ fn prefill() -> Arguments<Tensor<'static>> {
     }
 }
 
-/// Gives every tensor an address of its own, and says which has which.
+/// Gives each tensor an address of its own. Returns the tensors' names in the order of their addresses.
 fn spread(arguments: &mut Arguments<Tensor<'static>>) -> Vec<&'static str> {
     let (addresses, mut names) = ((1..).map(|i| 0x1_0000 * i), Vec::new());
     for ((name, tensor), address) in arguments.tensors_mut().into_iter().zip(addresses) {
@@ -249,7 +249,7 @@ fn everything_of_previous_tokens_of_a_convolution_arrives() {
     };
     let of_kv = ["k", "v", "g", "beta", "keep", "pool", "fresh"];
     arrived(fresh, &of_kv, &["g", "beta", "keep", "fresh"]);
-    // Tensors are made of other things one by one.
+    // `map` builds the arguments tensor by tensor, and must lose none.
     for arguments in [conv_resume(), conv_commit(), conv_snapshots(), prefill()] {
         let same = arguments.map(&|tensor| Ok::<_, Error>(*tensor)).unwrap();
         let bytes = |arguments: &Arguments<Tensor<'_>>| arguments.work()?.bytes();
@@ -286,7 +286,7 @@ fn everything_of_a_convolution_and_a_norm_arrives() {
 #[test]
 fn everything_of_a_prefill_arrives() {
     let mut arguments = prefill();
-    // A workspace is aligned.
+    // `spread` gives addresses that are aligned as a workspace has to be.
     let names = spread(&mut arguments);
     #[rustfmt::skip]
     let all = ["q", "k", "v", "g", "beta", "o", "pool", "positions", "workspace", "checkpoint_slots"];
@@ -335,7 +335,7 @@ fn what_contradicts_itself_is_refused_by_name() {
         good.work().unwrap().bytes().unwrap();
     }
     let mut softplus = step();
-    softplus.gates = GateKind::Kda(KdaDecay::Softplus, KdaBeta::Given);
+    softplus.gates = GateKind::Kda(DecayKind::Softplus, KdaBeta::Given);
     let snapshots = Some(tensor(DType::F32, &[2, 3, 1, 64, 64]));
     let (start, kept, none) = (
         "they say where states start and where each of them goes",

@@ -4,9 +4,10 @@ use std::mem;
 
 use anyhow::Result;
 use bytemuck::Pod;
+use gated_delta::layer::Rows;
 use gated_delta::step::MAX_PENDING_DRAFTS;
 use gated_delta::step::pending::after;
-use gated_delta::{DeviceElement, Error, Pending, States, Tensor};
+use gated_delta::{DeviceElement, Error, Inputs, Pending, States, Tensor};
 
 use crate::common::engine::{Buffer, Engine};
 use crate::model::{Model, Shape, TAPS, Tokens};
@@ -209,38 +210,33 @@ impl<S: DeviceElement + Pod> Keeping<S> {
     ) -> Result<(), Error> {
         let [rows, tokens] = self.dims;
         let shape = self.pool.shape;
+        let (way, rings) = (self.way, &mut self.rings);
         let [pool, windows] = self.pool.views()?;
-        let row_slots = self.slots.tensor(&[rows])?;
+        let layer = model.layer(pool, windows.narrow(2, 0, TAPS - 1)?)?;
+        let (drafts, last) = (step.projection(&layer)?, last.projection(&layer)?);
+        let (of_rows, o) = (Rows::new(self.slots.tensor(&[rows])?), step.output(o)?);
         let accepted = self.accepted.tensor(&[rows])?;
-        let conv = step.convolution(model, windows)?;
-        let step = match (self.way, &mut self.rings) {
-            (Way::Wait, Some(rings)) => {
-                let states = States::update(pool).slots(row_slots);
-                step.step(model, conv, states, o)?
-                    .pending(rings.pending(shape, rows)?)
-            }
-            (Way::Snapshots, _) => {
-                let [states, windows] = self.spare.views()?;
-                let conv = conv.window_snapshots(windows.split(0, tokens)?);
-                let from = States::read_only(pool).slots(row_slots);
-                step.step(model, conv, from, o)?
-                    .snapshots(states.split(0, tokens)?)
-            }
-            (Way::TokenSlots, _) => {
-                let token_slots = self.token_slots.tensor(&[rows, tokens])?;
-                let states = States::per_token(pool, token_slots).accepted(accepted);
-                step.step(model, conv, states, o)?
-            }
-            (Way::Commit | Way::Wait, _) => {
-                let from = States::read_only(pool).slots(row_slots);
-                step.step(model, conv, from, o)?
-            }
-            (Way::Resume, _) => {
-                let states = States::update(pool).slots(row_slots);
-                step.step(model, conv, states, o)?
-                    .previous(last.previous(accepted)?)
-            }
+        let mut step = match way {
+            Way::Snapshots | Way::Commit => layer.verify(&drafts, &of_rows, o),
+            Way::Resume => layer.resume(&drafts, &last, accepted, &of_rows, o),
+            Way::TokenSlots | Way::Wait => layer.decode(&drafts, &of_rows, o),
         };
+        match (way, rings, &mut step.inputs) {
+            (Way::Wait, Some(rings), _) => step = step.pending(rings.pending(shape, rows)?),
+            (Way::Snapshots, _, Inputs::Conv(conv)) => {
+                let [states, windows] = self.spare.views()?;
+                conv.window_snapshots = Some(windows.split(0, tokens)?);
+                step = step.snapshots(states.split(0, tokens)?);
+            }
+            (Way::TokenSlots, _, Inputs::Conv(conv)) => {
+                let token_slots = self.token_slots.tensor(&[rows, tokens])?;
+                conv.windows = windows;
+                step.states = States::per_token(pool, token_slots)
+                    .accepted(accepted)
+                    .into();
+            }
+            _ => {}
+        }
         // SAFETY: the buffers outlive the engine's wait, and every row has slots of its own.
         unsafe { engine.library.launch(engine.stream(), &step) }
     }
@@ -263,9 +259,9 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             }
             Way::Commit => {
                 let [pool, windows] = self.pool.views()?;
-                let conv = step.convolution(model, windows)?;
-                let states = States::update(pool).slots(self.slots.tensor(&[rows])?);
-                let commit = step.commit(model, conv, self.accepted.tensor(&[rows])?, states)?;
+                let layer = model.layer(pool, windows)?;
+                let (last, keep) = (step.projection(&layer)?, self.accepted.tensor(&[rows])?);
+                let commit = layer.commit(&last, keep, &Rows::new(self.slots.tensor(&[rows])?));
                 // SAFETY: the buffers outlive the wait, and every row has a slot of its own.
                 unsafe { engine.library.launch(engine.stream(), &commit) }?;
                 engine.synchronize()

@@ -17,7 +17,8 @@ use anyhow::{Context as _, Result, ensure};
 use bytemuck::Pod;
 use common::engine::Engine;
 use common::same_bits;
-use gated_delta::{DeviceElement, States};
+use gated_delta::DeviceElement;
+use gated_delta::layer::Rows;
 use half::bf16;
 use keeping::{Keeping, Slots, Way};
 use model::{Drafter, Model, Sequence, Shape, TAPS, Tokens, VOCABULARY};
@@ -91,11 +92,16 @@ fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<
     let mut o = engine.buffer(&vec![f32::NAN; rows * shape.values()])?;
     let mut slots = Slots::<S>::new(engine, shape, rows, TAPS - 1)?;
     let places: Vec<[usize; 2]> = (0..rows).map(|row| [row, 0]).collect();
+    let of_rows = engine.buffer(&[0, 1, 2])?;
     for _ in 0..LENGTH {
         step.embed(model, &sequences.each_ref().map(Sequence::last))?;
         let [pool, windows] = slots.views()?;
-        let conv = step.convolution(model, windows)?;
-        let one = step.step(model, conv, States::update(pool), &mut o)?;
+        let layer = model.layer(pool, windows)?;
+        let (token, rows) = (
+            step.projection(&layer)?,
+            Rows::new(of_rows.tensor(&[rows])?),
+        );
+        let one = layer.decode(&token, &rows, step.output(&mut o)?);
         // SAFETY: the buffers outlive the wait; row b has slot b.
         unsafe { engine.library.launch(engine.stream(), &one) }?;
         engine.synchronize()?;

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use gated_delta::step::Update;
-use gated_delta::{
-    Convolution, Error, Gdn, GdnCommit, GdnGates, Inputs, Norm, Previous, States, Stored, Tensor,
-};
+use gated_delta::layer::{GdnParameters, Projection, Weights};
+use gated_delta::{Error, GdnLayer, Options, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -94,6 +92,24 @@ impl Model {
         })
     }
 
+    /// The layer, with states in a pool `[P, HV, V, K]` and windows `[P, D, W - 1]`.
+    pub fn layer<'a>(
+        &'a self,
+        pool: Tensor<'a>,
+        windows: Tensor<'a>,
+    ) -> Result<GdnLayer<'a>, Error> {
+        let Shape {
+            heads,
+            value_heads,
+            dim,
+        } = self.shape;
+        let [a_log, dt_bias] = [&self.a_log, &self.dt_bias].map(|of| of.tensor(&[value_heads]));
+        let gates = GdnParameters::new(a_log?, dt_bias?);
+        let conv = self.conv.tensor(&[self.shape.channels(), TAPS])?;
+        let weights = Weights::new(heads, conv, gates, self.norm.tensor(&[dim])?, EPS);
+        GdnLayer::new(weights, pool, windows, Options::default())
+    }
+
     /// The most likely token after one whose output is `o`, `[HV, V]`.
     pub fn next(&self, o: &[f32]) -> usize {
         let logit = |token: usize| -> f32 {
@@ -138,88 +154,17 @@ impl Tokens {
         self.projection.write(&rows.concat())
     }
 
-    /// `[B, T, len]`: these channels of the projection.
-    fn part(&self, from: usize, len: usize) -> Result<Tensor<'_>, Error> {
+    /// As the layer's projection leaves them.
+    pub fn projection<'a>(&'a self, layer: &GdnLayer<'a>) -> Result<Projection<'a>, Error> {
         let [rows, tokens] = self.dims;
-        let whole = self
-            .projection
-            .tensor(&[rows, tokens, self.shape.width()])?;
-        whole.narrow(2, from, len)
+        let row = [rows, tokens, self.shape.width()];
+        layer.projection(self.projection.tensor(&row)?)
     }
 
-    /// `[B, T, D]`
-    fn x(&self) -> Result<Tensor<'_>, Error> {
-        self.part(0, self.shape.channels())
-    }
-
-    /// `[B, T, HV, V]`
-    fn z(&self) -> Result<Tensor<'_>, Error> {
-        let z = self.part(self.shape.channels(), self.shape.values())?;
-        z.split(2, self.shape.dim)
-    }
-
-    /// `[B, T, HV]` each.
-    fn a_and_b(&self) -> Result<[Tensor<'_>; 2], Error> {
-        let (b, len) = (
-            self.shape.channels() + self.shape.values(),
-            self.shape.value_heads,
-        );
-        Ok([self.part(b + len, len)?, self.part(b, len)?])
-    }
-
-    fn gates<'a>(&'a self, model: &'a Model) -> Result<GdnGates<'a>, Error> {
-        let [a, b] = self.a_and_b()?;
-        let parameter = |buffer: &'a Buffer<f32>| buffer.tensor(&[self.shape.value_heads]);
-        let (a_log, dt_bias) = (parameter(&model.a_log)?, parameter(&model.dt_bias)?);
-        Ok(GdnGates::raw(a, b, a_log, dt_bias))
-    }
-
-    /// The convolution of these tokens: it makes q, k and v of x and the inputs before it, which `windows` hold.
-    pub fn convolution<'a>(
-        &'a self,
-        model: &'a Model,
-        windows: Tensor<'a>,
-    ) -> Result<Convolution<'a>, Error> {
-        let weight = model.conv.tensor(&[self.shape.channels(), TAPS])?;
-        Ok(Convolution::new(
-            self.x()?,
-            self.shape.heads,
-            weight,
-            windows,
-        ))
-    }
-
-    /// The step of these tokens: from their convolution to their norm.
-    pub fn step<'a>(
-        &'a self,
-        model: &'a Model,
-        convolution: Convolution<'a>,
-        states: impl Into<States<'a>>,
-        o: &'a mut Buffer<f32>,
-    ) -> Result<Gdn<'a>, Error> {
+    /// `[B, T, HV, V]`: a tensor for their outputs.
+    pub fn output<'a>(&self, o: &'a mut Buffer<f32>) -> Result<Tensor<'a>, Error> {
         let ([rows, tokens], shape) = (self.dims, self.shape);
-        let o = o.tensor_mut(&[rows, tokens, shape.value_heads, shape.dim])?;
-        let norm = Norm::new(self.z()?, model.norm.tensor(&[shape.dim])?, EPS);
-        let inputs = Inputs::conv(convolution);
-        Ok(Gdn::new(inputs, self.gates(model)?, o, states).norm(norm))
-    }
-
-    /// The commit of the first `keep` of these tokens.
-    pub fn commit<'a>(
-        &'a self,
-        model: &'a Model,
-        convolution: Convolution<'a>,
-        keep: Tensor<'a>,
-        states: Update<'a>,
-    ) -> Result<GdnCommit<'a>, Error> {
-        let stored = Stored::conv(convolution);
-        Ok(GdnCommit::new(stored, self.gates(model)?, keep, states))
-    }
-
-    /// For a resume: the first `keep` of these tokens are committed first.
-    pub fn previous<'a>(&'a self, keep: Tensor<'a>) -> Result<Previous<'a>, Error> {
-        let [a, b] = self.a_and_b()?;
-        Ok(Previous::new(Stored::x(self.x()?), a, b, keep))
+        o.tensor_mut(&[rows, tokens, shape.value_heads, shape.dim])
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod engine;
 pub mod layer;
+pub mod model;
 
 use anyhow::{Result, bail, ensure};
 use gated_delta::Error;

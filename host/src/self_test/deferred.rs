@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::library::Library;
 use crate::step::pending::{Flush, MAX_PENDING, Pending, folds, max_pending};
 use crate::step::{
-    Convolution, Formulation, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaGate,
+    Convolution, Formulation, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Norm, Options, States, Step, Work,
 };
 use crate::stream::StreamRef;
@@ -293,7 +293,7 @@ pub fn check(
         false => TokenGates::Gdn(Gates::Given { g: &g, beta: &beta }),
         true => TokenGates::Kda(kda::KdaGates {
             g: &g,
-            kind: kda::KdaGate::Log,
+            kind: kda::KdaDecay::Log,
             beta: &beta,
             beta_kind: kda::KdaBeta::Given,
         }),
@@ -486,7 +486,7 @@ impl Memory {
             }
             (_, true) => {
                 let g = self.g.tensor(&[ROWS, width, hv, dim])?;
-                let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+                let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
                 Box::new(with(Kda::new(inputs, gates, o, states), norm, waiting))
             }
         };

@@ -8,7 +8,7 @@ use super::cases::{
 use super::values::{self, Values};
 use crate::driver::Context;
 use crate::error::Error;
-use crate::step::{Convolution, GdnGates, KdaBeta, KdaGate, KdaGates, Norm};
+use crate::step::{Convolution, GdnGates, KdaBeta, KdaDecay, KdaGates, Norm};
 use crate::tensor::{DType, Tensor};
 
 /// Tensors that are read.
@@ -244,16 +244,16 @@ impl Inputs {
         let a_log = self.a_log.tensor(&[rows])?;
         let dt_bias = Some(self.dt_bias.tensor(&[rows, case.key_dim()])?);
         let (kind, beta_kind) = match case.gates {
-            GateKind::KdaSoftplus => (KdaGate::Softplus { a_log, dt_bias }, KdaBeta::Logit),
+            GateKind::KdaSoftplus => (KdaDecay::Softplus { a_log, dt_bias }, KdaBeta::Logit),
             GateKind::KdaLowerBound => (
-                KdaGate::LowerBound {
+                KdaDecay::LowerBound {
                     lower_bound: LOWER_BOUND,
                     a_log: Some(a_log),
                     dt_bias,
                 },
                 KdaBeta::Logit,
             ),
-            _ => (KdaGate::Log, KdaBeta::Given),
+            _ => (KdaDecay::Log, KdaBeta::Given),
         };
         Ok(KdaGates {
             g: tokens.gate(case)?,

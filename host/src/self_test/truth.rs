@@ -353,16 +353,16 @@ fn gates<'a>(case: &Case, values: &'a Values, tokens: &'a Tokens) -> TokenGates<
             beta_scale: 1.0,
         }),
         GateKind::GdnGiven => TokenGates::Gdn(gdn::Gates::Given { g: gate, beta }),
-        GateKind::KdaLog => of_kda(kda::KdaGate::Log, kda::KdaBeta::Given),
+        GateKind::KdaLog => of_kda(kda::KdaDecay::Log, kda::KdaBeta::Given),
         GateKind::KdaSoftplus => of_kda(
-            kda::KdaGate::Softplus {
+            kda::KdaDecay::Softplus {
                 a_log,
                 dt_bias: Some(dt_bias),
             },
             kda::KdaBeta::Logit,
         ),
         GateKind::KdaLowerBound => of_kda(
-            kda::KdaGate::LowerBound {
+            kda::KdaDecay::LowerBound {
                 lower_bound: LOWER_BOUND.into(),
                 a_log: Some(a_log),
                 dt_bias: Some(dt_bias),

@@ -280,14 +280,13 @@ impl Library {
         switches: Switches,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
-        let tensors = request.tensors();
         let problem = request.check_on(self.gpu())?;
         let lengths = request.lengths();
         let entry = match variant {
             Some(variant) => one_of(problem.variants(&lengths), variant)?,
             None => problem.entry(&lengths, self.gpu())?,
         };
-        self.check_memory(&tensors, |at| request.writes(Argument::ALL[at]))?;
+        request.check_memory(self.memory())?;
         problem.check_workspace(&lengths, request.get(Argument::Workspace))?;
         if lengths.are_nothing() {
             return Ok(());
@@ -311,7 +310,7 @@ impl Library {
                 .remember(switches, request.present(), launches);
             return Ok(());
         }
-        let mut parameter = request.parameter();
+        let (tensors, mut parameter) = (request.tensors(), request.parameter());
         for launch in launches.in_order() {
             let (entry, shape) = (launch.of, launch.shape);
             let (words, bytes) = (problem.words(), parameter.bytes(&launch));

@@ -110,7 +110,7 @@ mod tests;
 
 pub use args::{
     Activation, BetaScale, Checkpoints, Commit, Convolution, Flush, Formulation, Gates, Gdn,
-    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaGate, KdaGates, MAX_PENDING,
+    GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, MAX_PENDING,
     MAX_PENDING_DRAFTS, MAX_TOKENS, Norm, Options, Packed, Pending, PerToken, Previous, ReadOnly,
     StateLayout, States, Step, Stored, Update, pending,
 };

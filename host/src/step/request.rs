@@ -8,8 +8,9 @@ use super::args::gates::GateForm;
 use super::args::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
 use super::argument::{Access, Argument, TENSORS};
 use crate::Entry;
-use crate::shapes::{Named, named};
-use crate::tensor::Tensor;
+use crate::error::Error;
+use crate::shapes::{Named, check_memory, named};
+use crate::tensor::{Memory, Tensor};
 
 /// The tokens that a launch has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -339,6 +340,11 @@ impl<'a> Request<'a> {
             Access::Update(other) => !self.read_only && !self.has(other),
             Access::States => !self.read_only,
         }
+    }
+
+    /// Tensors are in `memory`, and those that a launch writes are writable.
+    pub(crate) fn check_memory(&self, memory: Memory) -> Result<(), Error> {
+        check_memory(memory, &self.tensors(), |at| self.writes(Argument::ALL[at]))
     }
 
     /// The sort of a library's last launches that it may be like, as far as that is seen before a check.

@@ -62,13 +62,13 @@ fn gdn() -> Gdn<'static> {
     step(gates.beta_scale(BetaScale::Two))
 }
 
-fn kda(kind: KdaGate<'static>) -> Kda<'static> {
+fn kda(kind: KdaDecay<'static>) -> Kda<'static> {
     let (g, beta) = (tensor(F32, &[2, 3, 4, 64]), tensor(Bf16, &[2, 3, 4]));
     step(KdaGates::new(g, kind, beta, KdaBeta::Logit))
 }
 
 fn lower_bound(bound: f32, a_log: Option<&[usize]>, dt_bias: Option<&[usize]>) -> Kda<'static> {
-    kda(KdaGate::LowerBound {
+    kda(KdaDecay::LowerBound {
         lower_bound: bound,
         a_log: a_log.map(|dims| tensor(F32, dims)),
         dt_bias: dt_bias.map(|dims| tensor(F32, dims)),
@@ -204,7 +204,7 @@ fn constants_are_those_of_the_tensors() {
     );
     assert_eq!(c.update_state, 0);
 
-    let c = kda(KdaGate::Log).request().check().unwrap().constants;
+    let c = kda(KdaDecay::Log).request().check().unwrap().constants;
     assert_eq!(
         (c.g_row, c.g_token, c.g_head, c.beta_logit),
         (768, 256, 64, 1)
@@ -223,7 +223,7 @@ fn every_address_and_stride_decides_on_wide_accesses() {
     args.gates.g = at(0x1_0004, F32, &[2, 3, 4, 64]);
     assert_eq!(wide(&args), (0, 1));
     args = good();
-    args.gates.kind = KdaGate::LowerBound {
+    args.gates.kind = KdaDecay::LowerBound {
         lower_bound: -1.0,
         a_log: None,
         dt_bias: Some(at(0x1_0008, F32, &[4, 64])),
@@ -388,7 +388,7 @@ fn a_family_follows_from_t_and_options() {
         assert!(selected(&work).starts_with("gdn_mtp_parallel_"));
     }
     assert!(selected(&commit().options(parallel)).starts_with("gdn_mtp_parallel_"));
-    assert_eq!(family(&kda(KdaGate::Log)), "recurrent");
+    assert_eq!(family(&kda(KdaDecay::Log)), "recurrent");
 }
 
 /// What is selected may depend on which states a step keeps.

@@ -11,7 +11,6 @@ use crate::Entry;
 use crate::error::Error;
 use crate::library::unproved;
 use crate::raw::Recipe;
-use crate::shapes::check_memory;
 use crate::tensor::Memory;
 
 /// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit
@@ -105,9 +104,7 @@ impl Request<'_> {
     /// See [`Work::recipe`](super::Work::recipe).
     pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
         let problem = self.check_on(gpu)?;
-        check_memory(Memory::Device, &self.tensors(), |at| {
-            self.writes(Argument::ALL[at])
-        })?;
+        self.check_memory(Memory::Device)?;
         let lengths = self.lengths();
         problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
         let entry = problem.entry(&lengths, gpu)?;

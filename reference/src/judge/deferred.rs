@@ -1,7 +1,7 @@
-//! The same of states that wait for the tokens of a ring.
+//! Exact results and bounds for deferred write-back.
 //!
-//! What a state is read as is added up anew in every launch, from the state as it is stored and from what is pending: errors are
-//! parts of the norms of these terms, each of them decayed.
+//! Every launch adds up a state anew, from the stored state and the pending tokens. Errors are relative to the norms of these
+//! terms, each of them decayed.
 
 use super::{change, finite_norm, normed, off};
 use crate::compare::{LOG_DECAY, TAP, Tolerance};
@@ -11,26 +11,26 @@ use crate::error::Error;
 use crate::layer::{Layer, Pools, Projection};
 use crate::recurrent::Recurrent;
 
-/// How far results may be from the truth before they are rounded to their dtype: norms of differences; 0 of what is not written.
+/// Largest errors of results before they are rounded to their dtype, as norms of differences; 0 for elements that are not written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AllowedOfRings {
-    /// `[B, T, HV]`
+    /// `[B, T, HV]`: bound on o.
     pub o: Vec<f64>,
-    /// `[P, HV]`
+    /// `[P, HV]`: bound on the states.
     pub states: Vec<f64>,
-    /// `[P, H, R]`: of k.
+    /// `[P, H, R]`: bound on k.
     pub keys: Vec<f64>,
-    /// `[P, HV, R]`: of u.
+    /// `[P, HV, R]`: bound on u.
     pub updates: Vec<f64>,
-    /// `[P, HV, R]`: of log decays.
+    /// `[P, HV, R]`: bound on the log decays.
     pub decays: Vec<f64>,
 }
 
-/// As [`judge`](super::judge()), of states that wait: what they have to leave behind, not rounded, and how far it may be off. The new tokens
-/// of rows that fold start from the states of `stored`.
+/// As [`judge`](super::judge()), for deferred write-back: the exact results, not rounded, and the bounds on the errors. New tokens of rows
+/// that flush start from the states of `stored`.
 ///
 /// # Errors
-/// Those of [`deferred`](crate::deferred::deferred()).
+/// The errors of [`deferred`](crate::deferred::deferred()).
 pub fn judge_deferred(
     problem: &Deferred,
     pools: &Pools,
@@ -100,7 +100,7 @@ pub fn judge_deferred(
     Ok((after, allowed))
 }
 
-/// Adds so many times what each part of two results differs by.
+/// Adds to each bound `times` the distance of the corresponding parts of two results.
 pub(super) fn add_changes(allowed: &mut [f64], exact: &[f64], other: &[f64], times: f64) {
     let len = exact.len() / allowed.len().max(1);
     for (i, allowed) in allowed.iter_mut().enumerate() {
@@ -109,7 +109,7 @@ pub(super) fn add_changes(allowed: &mut [f64], exact: &[f64], other: &[f64], tim
     }
 }
 
-/// What a launch leaves, o as it is before the norm, and the norms of q̂, `[B, T, HV]`.
+/// Results of a launch before the norm, and the norms of q̂, `[B, T, HV]`. Rows that flush continue from the states of `stored`.
 fn from_stored(
     problem: &Deferred,
     pools: &Pools,
@@ -173,7 +173,7 @@ struct Judged<'a> {
     pools: &'a Pools<'a>,
     rings: &'a Rings,
     after: &'a After,
-    /// Norms of q̂.
+    /// Norms of q̂, `[B, T, HV]`.
     queries: &'a [f64],
     tolerance: &'a Tolerance,
 }
@@ -217,7 +217,7 @@ impl Judged<'_> {
             let u = of(&rings.updates, hv, value_heads, step.value_dim, j);
             (k, u, of(&rings.decays, hv, value_heads, channels, j))
         };
-        // The norms of what a state is added up from, and the largest log decays.
+        // Norms of the terms that a state is added up from, and the largest log decays.
         let mut size = match live.is_fresh {
             true => 0.0,
             false => finite_norm(&heads.load(self.pools.states, live.slot, hv)),
@@ -258,5 +258,5 @@ impl Judged<'_> {
     }
 }
 
-/// What the factors of u may add to it, as a part of it: f32, with an approximate root.
+/// Relative error of u that its factors may add: f32, with an approximate root.
 const UPDATE: f64 = 1e-6;

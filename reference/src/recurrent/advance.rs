@@ -1,4 +1,4 @@
-//! Rows of a problem, from the states that they start from to all that they write.
+//! Runs the rows of a problem, from their start states to everything that they write.
 
 use std::ops::Range;
 
@@ -7,32 +7,30 @@ use crate::error::{Error, Tokens};
 use crate::heads::Heads;
 use crate::recurrence::{Token, normalise, take};
 
-/// States, and windows, within rows that are kept besides those after the last tokens: after every so many tokens of a
-/// sequence.
+/// States, and windows, that are kept within rows besides those after the last tokens: after every so many tokens of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpoints<'a> {
-    /// Tokens from one to the next, counted from the sequence's first.
+    /// Tokens from one checkpoint to the next, counted from the sequence's first token.
     pub every: usize,
-    /// `[B, C]`: slot of the write pool for the row's j-th multiple of `every` in this launch; a dead one skips that
-    /// store alone, and multiples beyond C have none.
+    /// `[B, C]`: slot of the write pool for the row's j-th multiple of `every` in this launch. A dead slot skips only that store.
+    /// Multiples beyond C are not kept.
     pub slots: &'a [i64],
-    /// `[B]`: tokens of the sequence before the row's first; without it 0.
+    /// `[B]`: number of tokens of the sequence before the row's first; by default 0.
     pub positions: Option<&'a [i64]>,
 }
 
-/// What a layer has besides that says which rows are active, and where they start.
+/// Parts of a layer that decide which rows are active and where they start.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Around<'a> {
-    /// `[B]`: a row where it is not 0 starts from zeros.
+    /// `[B]`: a row with a value other than 0 starts from zeros.
     pub fresh: Option<&'a [i64]>,
-    /// Rows have windows; with token slots in the slot of the first, which then has to be one.
+    /// Whether rows have windows. With token slots a window is in the slot of the first token, which then has to be live.
     pub windows: bool,
-    /// Of rows whose last state is written.
+    /// Checkpoints of rows whose last state is written.
     pub checkpoints: Option<Checkpoints<'a>>,
 }
 
-/// As [`recurrent`](super::recurrent), of switches that are known to go together; `tokens` are the leading dimensions
-/// of `q`.
+/// As [`recurrent`](super::recurrent), for switches that are known to be compatible. `tokens` are the leading dimensions of `q`.
 pub(crate) fn advance(
     problem: &Recurrent,
     tokens: Tokens,
@@ -51,7 +49,7 @@ pub(crate) fn advance(
     Ok(after)
 }
 
-/// What a launch leaves before its active rows have written anything, and these rows.
+/// The output of a launch before its active rows have written anything, and these rows.
 pub(crate) fn begin(
     problem: &Recurrent,
     tokens: Tokens,
@@ -91,35 +89,35 @@ pub(crate) fn begin(
     Ok((after, rows))
 }
 
-/// What an active row reads and writes.
+/// Slots and tokens that an active row reads and writes.
 pub(crate) struct Row {
-    /// Its index in the batch.
+    /// Index of the row in the batch.
     pub b: usize,
-    /// Its tokens among those of all rows.
+    /// Tokens of the row among the tokens of all rows.
     pub tokens: Range<usize>,
     /// Slot of the read pool, unless the row is fresh.
     pub start: Option<usize>,
-    /// Previous tokens to commit, and the slot of the write pool for the state after them.
+    /// Number of previous tokens to commit, and the slot of the write pool for the state after them.
     pub commit: Option<(usize, usize)>,
-    /// With token slots, where its window is: its slot, in either pool of windows, and the column of its oldest input.
+    /// With token slots and windows: the window's slot, in either pool of windows, and the column of its oldest input.
     pub wide_window: Option<(usize, usize)>,
     /// Slot of the write pool for the state after each token.
     pub stores: Vec<Option<usize>>,
-    /// Without tokens, new or previous: slot of the write pool for the state that it starts from.
+    /// For a row without tokens, new or previous: slot of the write pool for its start state.
     pub end: Option<usize>,
-    /// Tokens, counted from the row's first, and the slot of the write pool for the state after each besides.
+    /// Checkpoints: tokens, counted from the row's first, and the slot of the write pool for the state after each.
     pub checkpoints: Vec<(usize, usize)>,
 }
 
 impl Row {
-    /// Whether nothing is written where states, or windows, are read and written in one pool.
+    /// Whether the row writes nothing if states, or windows, are read and written in the same pool.
     pub fn stays(&self) -> bool {
         self.end.is_some() && self.end == self.start
     }
 }
 
 impl Checkpoints<'_> {
-    /// The entries of row b of `batch`, each after its token; a token is counted from the row's first.
+    /// The checkpoints of row b of `batch`: pairs of a token, counted from the row's first, and the slot for the state after it.
     fn of_row(&self, b: usize, batch: usize, tokens: usize) -> impl Iterator<Item = (usize, i64)> {
         let of_row = self.slots.len().checked_div(batch).unwrap_or(0);
         let slots = self.slots[b * of_row..][..of_row].iter().copied();
@@ -127,7 +125,7 @@ impl Checkpoints<'_> {
             .positions
             .map_or(0, |positions| positions[b].max(0) as usize);
         let every = self.every.max(1);
-        // Tokens up to each multiple.
+        // Tokens up to and including each multiple.
         let ends = (1..=tokens).filter(move |end| (before + end).is_multiple_of(every));
         ends.map(|end| end - 1).zip(slots)
     }
@@ -145,7 +143,7 @@ impl Recurrent<'_> {
         }
     }
 
-    /// The tokens of every row that is to touch any, and what it reads and writes, unless it is inactive.
+    /// The tokens of every row within bounds, and its reads and writes, which are `None` for an inactive row.
     pub(crate) fn rows(
         &self,
         total: usize,
@@ -159,7 +157,7 @@ impl Recurrent<'_> {
         (0..self.batch).filter_map(row).collect()
     }
 
-    /// The tokens of row b, unless it is to touch nothing.
+    /// The tokens of row b; `None` if its bounds are invalid, so that it touches nothing.
     fn tokens_of(&self, b: usize, total: usize) -> Option<Range<usize>> {
         let Some(cu_seqlens) = self.cu_seqlens else {
             return Some(b * self.tokens..(b + 1) * self.tokens);
@@ -170,7 +168,7 @@ impl Recurrent<'_> {
         (length <= self.tokens && end <= total).then_some(start..end)
     }
 
-    /// Packed tokens before the first bound, and behind the last one; a bound outside of them says nothing.
+    /// Packed tokens before the first bound and after the last one. A bound outside of the tokens is ignored.
     fn tokens_of_no_row(&self, total: usize) -> [Range<usize>; 2] {
         let bound = |bound: Option<&i64>| {
             let bound = usize::try_from(*bound?).ok()?;
@@ -186,7 +184,7 @@ impl Recurrent<'_> {
         }
     }
 
-    /// Row b, unless it is inactive, between pools of so many slots.
+    /// Reads and writes of row b between pools of these many slots; `None` if it is inactive.
     fn row(
         &self,
         b: usize,
@@ -262,7 +260,7 @@ impl Recurrent<'_> {
         })
     }
 
-    /// `slot`, unless it is dead.
+    /// `slot` as an index; `None` if it is dead.
     fn live(&self, slot: i64, pool_slots: usize) -> Option<usize> {
         if self.null_slot == Some(slot) {
             return None;
@@ -310,7 +308,7 @@ impl Recurrent<'_> {
         Ok(())
     }
 
-    /// q̂ `[K]` of a token, counted over all rows, as value head `hv` reads it.
+    /// q̂ `[K]` of a token, counted over all rows, for value head `hv`.
     #[must_use]
     pub fn query(&self, token: usize, hv: usize) -> Vec<f64> {
         let head = token * self.heads + self.sizes().of(hv);
@@ -325,7 +323,7 @@ impl Recurrent<'_> {
         }
     }
 
-    /// A previous token; nothing is read by its query.
+    /// A previous token. Its query is zero: nothing is read with it.
     pub(crate) fn previous_token(&self, previous: &Previous, token: usize, hv: usize) -> Token {
         self.keys_and_values(previous.k, previous.v, &previous.gates, token, hv)
     }
@@ -356,7 +354,7 @@ impl Recurrent<'_> {
 }
 
 impl Previous<'_> {
-    /// `keep` of row b, unless it is out of range.
+    /// `keep` of row b; `None` if it is out of range.
     fn keep(&self, b: usize) -> Option<usize> {
         usize::try_from(self.keep[b])
             .ok()

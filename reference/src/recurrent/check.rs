@@ -1,4 +1,4 @@
-//! Shapes of a problem, and switches that go together.
+//! Checks the shapes of a problem and its switches.
 
 use super::{Previous, Recurrent, TokenGates};
 use crate::error::{Error, Tokens, check_length, elements};

@@ -1,4 +1,4 @@
-//! GDN MTP verify and recurrent KDA: up to T tokens for each row of a batch, and every way of keeping states.
+//! GDN's MTP verify and recurrent KDA: up to T tokens for each row of a batch, with every way of keeping states.
 
 mod advance;
 mod check;
@@ -14,22 +14,22 @@ use crate::recurrence::default_scale;
 
 /// Tokens of `B` rows. The leading `[B, T]` of `q`, `k`, `v` and the gates is `[total]` with `cu_seqlens`.
 ///
-/// An index of a slot that is negative, not below P, or `null_slot` is dead. Where a row would start from a dead
-/// slot, or write its last or committed state to one, and where its `keep` or `accepted` is out of range, the row
-/// is inactive: the output of its tokens is zero, and nothing else of it is read or written.
+/// A slot index that is negative, not below P, or `null_slot` is dead. A row is inactive if it would start from a dead slot or write its
+/// last or committed state to one, or if its `keep` or `accepted` is out of range: the output of its tokens is zero, and nothing else of
+/// it is read or written.
 #[derive(Clone, Copy, Debug)]
 pub struct Recurrent<'a> {
-    /// B
+    /// Rows, B.
     pub batch: usize,
-    /// T, with `cu_seqlens` the most that a row may have; 0 to commit previous tokens and do nothing else.
+    /// T; with `cu_seqlens`, the most tokens of a row. 0 commits previous tokens and does nothing else.
     pub tokens: usize,
-    /// H
+    /// Query/key heads, H.
     pub heads: usize,
-    /// HV, a multiple of H.
+    /// Value heads, HV: a multiple of H.
     pub value_heads: usize,
-    /// K
+    /// Head dim of q and k, K.
     pub key_dim: usize,
-    /// V
+    /// Head dim of v, V.
     pub value_dim: usize,
     /// `[B, T, H, K]`
     pub q: &'a [f64],
@@ -43,47 +43,45 @@ pub struct Recurrent<'a> {
     pub l2norm: bool,
     /// Factor of q, usually [`default_scale`].
     pub scale: f64,
-    /// Which query/key head a value head reads.
+    /// Query/key head that each value head reads.
     pub head_map: HeadMap,
-    /// How a slot, and a snapshot, lies in memory.
+    /// Layout of a slot, and of a snapshot, in memory.
     pub layout: Layout,
-    /// `[B]`: slot of the read pool to start from; without it row b uses slot b.
+    /// `[B]`: slot of the read pool to start from; by default row b uses slot b.
     pub read_slots: Option<&'a [i64]>,
-    /// `[B]`: slot of the write pool for the state after the last token, or after the previous tokens; without it
-    /// the read slot.
+    /// `[B]`: slot of the write pool for the state after the last token, or after the previous tokens; by default the read slot.
     pub write_slots: Option<&'a [i64]>,
-    /// `[B, T]`: slot of the write pool for the state after each token; a dead one skips that store alone. The row
-    /// starts from the slot of the read pool that the entry of its last accepted token names. In place of
-    /// `read_slots`, `write_slots` and `previous`.
+    /// `[B, T]`: slot of the write pool for the state after each token. A dead slot skips only that store. The row starts from the slot of
+    /// the read pool in the entry of its last accepted token. Excludes `read_slots`, `write_slots` and `previous`.
     pub token_slots: Option<&'a [i64]>,
-    /// `[B]`, with `token_slots`: accepted tokens, 1 to T; without it 1.
+    /// `[B]`, with `token_slots`: number of accepted tokens, 1 to T; by default 1.
     pub accepted: Option<&'a [i64]>,
-    /// `[B + 1]`: row b has the tokens from `cu_seqlens[b]` up to `cu_seqlens[b + 1]`. A row with more than T, or with tokens
-    /// outside `[total]`, touches nothing, not even its output. The output of tokens before the first bound and behind the
-    /// last one, if these are within `[total]`, is zero, unless there is no row.
+    /// `[B + 1]`: row b has the tokens from `cu_seqlens[b]` up to `cu_seqlens[b + 1]`. A row with more than T tokens, or with tokens
+    /// outside of `[total]`, touches nothing, not even its output. If there are rows, the output of tokens before the first bound and after
+    /// the last one, if these are within `[total]`, is zero.
     ///
-    /// The state that a row without tokens starts from is that which it ends with. Of previous tokens it commits those that
-    /// are kept; of token slots it touches none.
+    /// A row without tokens ends with its start state. It commits its kept previous tokens all the same. With token slots it touches no
+    /// slot.
     pub cu_seqlens: Option<&'a [i64]>,
-    /// A dead slot besides those outside the pools.
+    /// Another slot that is dead, besides those outside of the pools.
     pub null_slot: Option<i64>,
-    /// Whether states after the last token are written. They never are with `previous`, nor, other than as they
-    /// say, with `token_slots`; both want it on.
+    /// Whether states after the last token are written. With `previous`, and with `token_slots`, only the states that these name are
+    /// written; both need this to be on.
     pub update_state: bool,
-    /// Steps, at least T, of the snapshots `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`), which take the
-    /// state after every token.
+    /// Steps of the snapshots, at least T. Snapshots `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`) take the state after every
+    /// token.
     pub snapshot_steps: Option<usize>,
-    /// Tokens of which some are committed first.
+    /// Previous tokens, some of which are committed before the new tokens.
     pub previous: Option<Previous<'a>>,
-    /// What storing does to an element of a state. The new tokens start from the committed state as it is stored;
-    /// the states of [`Output`] are not rounded.
+    /// Rounding of an element of a state when it is stored. New tokens start from the committed state as it is stored; the states of
+    /// [`Output`] are not rounded.
     pub round_state: fn(f64) -> f64,
 }
 
 impl<'a> Recurrent<'a> {
-    /// Rows `[B, T]` of heads `[H, HV]` with dims `[K, V]`, each in the slot of its number, in place: q and k
-    /// L2-normalised, the default scale, grouped heads, K-last states, which are not rounded. q, k and v are empty, as
-    /// a projection wants them. The rest is said over it: `Recurrent { q, k, v, ..Recurrent::new(…) }`.
+    /// Rows `[B, T]` of heads `[H, HV]` with dims `[K, V]`, in place, row b in slot b: q and k L2-normalised, the default scale, grouped
+    /// heads, K-last states that are not rounded. q, k and v are empty, as a projection needs them to be. Other fields are set by
+    /// struct update: `Recurrent { q, k, v, ..Recurrent::new(…) }`.
     #[must_use]
     pub fn new(
         [batch, tokens]: [usize; 2],
@@ -129,41 +127,40 @@ pub enum TokenGates<'a> {
     Kda(KdaGates<'a>),
 }
 
-/// Tokens whose first `keep` advance the state that is written, and that new tokens start from.
+/// Tokens of the last step. The first `keep` of them advance the state that is written, and that new tokens start from.
 #[derive(Clone, Copy, Debug)]
 pub struct Previous<'a> {
-    /// T'
+    /// Previous tokens of each row, T'.
     pub tokens: usize,
     /// `[B, T', H, K]`
     pub k: &'a [f64],
     /// `[B, T', HV, V]`
     pub v: &'a [f64],
-    /// Of `[B, T']`.
+    /// Gates of the previous tokens, `[B, T']`.
     pub gates: TokenGates<'a>,
     /// `[B]`: 0 to T'.
     pub keep: &'a [i64],
 }
 
-/// What a launch leaves behind.
+/// Outputs, pool and snapshots after a launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows and tokens of no row, NaN where nothing is
-    /// written.
+    /// `[B, T, HV, V]`, with `cu_seqlens` `[total, HV, V]`; zero for inactive rows and for tokens of no row, NaN if not written.
     pub o: Vec<f64>,
-    /// The whole write pool afterwards.
+    /// The whole write pool after the launch.
     pub pool: Vec<f64>,
-    /// All snapshots afterwards, where there are any.
+    /// All snapshots after the launch, if there are any.
     pub snapshots: Option<Vec<f64>>,
 }
 
-/// Runs `problem` from the slots of `read_pool` to those of `write_pool`, or in place without it. Both are
-/// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last), and may differ in their P.
+/// Runs `problem` from the slots of `read_pool` to those of `write_pool`, or in place if there is none. Both are `[P, HV, V, K]` (K-last)
+/// or `[P, HV, K, V]` (V-last), and may have different P.
 ///
-/// `snapshots` are those from before the launch. What is not written keeps its value; where two rows, or two tokens
-/// of a row, name one slot to write, the later one wins. Rows start from the states before the launch.
+/// `snapshots` are the contents before the launch. Elements that are not written keep their value; if two rows, or two tokens of a row,
+/// name the same slot to write, the later one wins. Rows start from the states before the launch.
 ///
 /// # Errors
-/// A length that contradicts the shape, no tokens at all, and switches that contradict each other.
+/// A length that contradicts the shape, no tokens at all, or switches that contradict each other.
 pub fn recurrent(
     problem: &Recurrent,
     read_pool: &[f64],

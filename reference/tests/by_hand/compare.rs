@@ -1,4 +1,4 @@
-//! The comparisons: what passes, what does not, and that nothing slips through.
+//! Tests of the comparisons: results that pass, and errors that are caught.
 
 use gated_delta_reference::compare::{
     COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, CONVOLVED, DType, KEY, MORE_DECAY, Tolerance, UNDERFLOW,
@@ -34,7 +34,7 @@ fn roundings_are_those_of_the_dtypes() {
             values.extend([1.0, -1.0].map(|sign| sign * significand * 2f64.powi(exponent)));
         }
     }
-    // Either side of the tie between the largest number and infinity.
+    // On either side of the tie between the largest number and infinity.
     values.extend([65519.999, 65520.0, 65520.001].iter());
     let largest = 2f64.powi(128);
     values.extend([24, 8].map(|bits| largest - 2f64.powi(127 - bits)));
@@ -42,7 +42,7 @@ fn roundings_are_those_of_the_dtypes() {
     for x in values {
         let of_crates = [
             f64::from(x as f32),
-            // By way of f32, where an instruction does it, a value beside a tie is rounded twice.
+            // A conversion by way of f32, as some instructions do it, would round a value next to a tie twice.
             bf16::from_f64_const(x).into(),
             f16::from_f64_const(x).into(),
         ];
@@ -90,7 +90,7 @@ fn what_is_no_number_is_infinitely_far() {
         }
         assert_eq!(within(&[INF, -INF], &[INF, -INF], dtype, 0.0), Ok(0.0));
     }
-    // What rounding makes infinite, is so, and only so.
+    // A value becomes infinite if rounding makes it so, and only then.
     assert_eq!(excess(INF, 65520.0, DType::F16), 0.0);
     assert_eq!(excess(65504.0, 65520.0, DType::F16), INF);
     assert_eq!(excess(INF, 65519.0, DType::F16), INF);
@@ -110,7 +110,7 @@ fn an_excess_is_caught_and_named() {
         far.to_string(),
         "off by 5.6e-1 besides rounding, allowed 5.0e-1; element 1: wanted 2, got 2.5"
     );
-    // Nothing is allowed but the rounding.
+    // With a bound of 0, only the rounding is allowed.
     assert_eq!(within(&exact, &exact, DType::Bf16, 0.0), Ok(0.0));
     assert_eq!(within(&[0.0; 4], &[0.0; 4], DType::F32, 0.0), Ok(0.0));
     assert!(within(&got, &exact, DType::F32, 0.0).is_err());
@@ -187,7 +187,7 @@ fn keys_change_what_is_finite() {
     assert_eq!(of_keys(&[], &[]), 0.0);
 }
 
-/// Whoever changes a tolerance changes this.
+/// Fails if a tolerance is changed: such a change has to be made here too.
 #[test]
 fn tolerances() {
     assert_eq!(DTYPES.map(DType::tolerance), [1e-5, 4e-3, 4e-3]);

@@ -1,4 +1,4 @@
-//! The convolution.
+//! Tests of the convolution.
 
 use gated_delta_reference::Error;
 use gated_delta_reference::conv::{Conv, convolve, window_after};
@@ -13,9 +13,9 @@ const CONV: Conv = Conv {
     bias: Some(&[0.5, 0.0]),
     activation: Activation::None,
 };
-/// Inputs 1 and 2 of the first channel, 3 and 4 of the second.
+/// Window: inputs 1 and 2 of the first channel, 3 and 4 of the second.
 const WINDOW: [f64; 4] = [1.0, 2.0, 3.0, 4.0];
-/// Then 5 and 7, 6 and 8.
+/// Tokens: inputs 5 and 7 of the first channel, 6 and 8 of the second.
 const X: [f64; 4] = [5.0, 6.0, 7.0, 8.0];
 
 #[test]

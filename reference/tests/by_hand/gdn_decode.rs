@@ -1,4 +1,4 @@
-//! GDN over batches: gates, heads, layouts.
+//! Tests of GDN's decode: gates, heads, layouts.
 
 use gated_delta_reference::Error;
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode, decode_between};
@@ -136,7 +136,7 @@ fn extreme_gates() {
                 beta_scale: 1.0,
             };
             let after = decode(&GdnDecode { gates, ..TINY }, &TINY_STATE).unwrap();
-            // The state is forgotten or kept whole, then its first channel is v or what it was.
+            // The state is forgotten or kept whole; then its first channel is v or stays as it was.
             let decay = if a > 0.0 && a_log > 0.0 { 0.0 } else { 1.0 };
             let [s0, s1, s2, s3] = TINY_STATE.map(|s| s * decay);
             let [s0, s2] = if b > 0.0 { [4.0, 8.0] } else { [s0, s2] };
@@ -148,7 +148,7 @@ fn extreme_gates() {
 
 #[test]
 fn grouped_and_tiled_heads() {
-    // Value heads differ in their query alone.
+    // Value heads differ only in their query.
     let problem = GdnDecode {
         heads: 2,
         value_heads: 4,

@@ -1,4 +1,4 @@
-//! Which slots the rows of a batch read and write.
+//! Tests of the slots that the rows of a batch read and write.
 
 use gated_delta_reference::gdn::{Gates, GdnDecode, decode, decode_between};
 
@@ -109,7 +109,7 @@ fn separate_pools() {
         write_slots: Some(&[3, 0, 2]),
         ..rows(&[1, 0, 3])
     };
-    // The third row reads a slot that only the write pool has.
+    // The third row reads a slot that exists only in the write pool.
     let after = decode_between(&problem, &[1.0, 2.0, 3.0], &[0.5; 4]).unwrap();
     assert_eq!(after.o, [2.0, 1.0, 0.0]);
     assert_eq!(after.pool, [1.0, 0.5, 0.5, 2.0]);

@@ -1,4 +1,4 @@
-//! How far results may be from the truth, of one head of one channel.
+//! Tests of the bounds of a launch, with one head of one channel.
 
 use gated_delta_reference::compare::Tolerance;
 use gated_delta_reference::gdn::Gates;
@@ -11,7 +11,7 @@ const GATES: TokenGates<'_> = TokenGates::Gdn(Gates::Given {
     beta: &[1.0],
 });
 
-/// A token with q = 2, k = 1 and this v, from the state 5, after a previous one with v = 4 where one is kept.
+/// The judgement of a token with q = 2, k = 1 and this v, from the state 5. With `kept`, a previous token with v = 4 comes first.
 fn of(v: f64, kept: bool, stored: Option<&[f64]>) -> Judgement {
     let step = Recurrent {
         q: &[2.0],
@@ -55,7 +55,7 @@ fn bounds_are_parts_of_the_state_and_of_its_terms() {
     assert_eq!((large.o, large.states), (vec![6.0], vec![3.0]));
     near(&large.allowed.states, 1e-5 * 3.0);
     near(&large.allowed.o, 1e-6 * 3.0 * 2.0);
-    // All of it cancels: 5 is left of the state, 5 is taken away.
+    // Everything cancels: 5 is left of the decayed state, and 5 is subtracted.
     let nothing = of(0.0, false, None);
     assert_eq!((nothing.o, nothing.states), (vec![0.0], vec![0.0]));
     near(&nothing.allowed.states, 1e-5 * 0.2 * (5.0 + 5.0));
@@ -66,7 +66,7 @@ fn bounds_are_parts_of_the_state_and_of_its_terms() {
 fn new_tokens_follow_from_the_state_as_it_is_stored() {
     let exact = of(3.0, true, None);
     assert_eq!((exact.o, exact.states), (vec![6.0], vec![4.0]));
-    // With k = 1 and β = 1 nothing of the state is left but in its bound.
+    // With k = 1 and β = 1 nothing of the state remains in the result, only in its bound.
     let stored = of(0.0, true, Some(&[1024.0]));
     assert_eq!((stored.o, stored.states), (vec![0.0], vec![4.0]));
     near(&stored.allowed.o, 1e-6 * 0.2 * (1024.0 + 1024.0) * 2.0);

@@ -1,8 +1,8 @@
-//! KDA's gates.
+//! Tests of KDA's gates.
 
 use std::f64::consts::LN_2;
 
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::recurrent::{HeadMap, Recurrent, TokenGates, recurrent};
 
 use crate::assert_near;
@@ -10,12 +10,12 @@ use crate::recurrent::TOKENS;
 
 const LOG: KdaGates = KdaGates {
     g: &[0.0],
-    kind: KdaGate::Log,
+    kind: KdaDecay::Log,
     beta: &[0.0],
     beta_kind: KdaBeta::Given,
 };
 
-/// The pool of ones after one token of one row that only decays, V = 1.
+/// A pool of ones after one token of one row that only decays, V = 1.
 fn decayed(gates: KdaGates, [heads, value_heads, key_dim]: [usize; 3], tiled: bool) -> Vec<f64> {
     let (keys, values) = (vec![0.0; heads * key_dim], vec![0.0; value_heads]);
     let problem = Recurrent {
@@ -78,7 +78,7 @@ fn softplus_with_rows_of_heads_and_value_heads() {
     let [one, two, three, four] = [1.0_f64, 2.0, 3.0, 4.0].map(f64::ln);
     let softplus = |a_log| KdaGates {
         g: &[0.0; 4],
-        kind: KdaGate::Softplus {
+        kind: KdaDecay::Softplus {
             a_log,
             dt_bias: None,
         },
@@ -105,7 +105,7 @@ fn dt_bias_with_rows_of_heads_and_value_heads() {
     let ln3 = 3.0_f64.ln();
     let gates = |g, dt_bias| KdaGates {
         g,
-        kind: KdaGate::LowerBound {
+        kind: KdaDecay::LowerBound {
             lower_bound: -4.0 * LN_2,
             a_log: None,
             dt_bias: Some(dt_bias),
@@ -135,7 +135,7 @@ fn the_lower_bound_is_a_scale() {
     let (a_log, dt_bias) = ([4.0_f64.ln()], [3.0_f64.ln() / 4.0 - 0.25]);
     let gates = |lower_bound| KdaGates {
         g: &[0.25],
-        kind: KdaGate::LowerBound {
+        kind: KdaDecay::LowerBound {
             lower_bound,
             a_log: Some(&a_log),
             dt_bias: Some(&dt_bias),
@@ -153,7 +153,7 @@ fn the_lower_bound_is_a_scale() {
 
 #[test]
 fn beta_is_given_or_a_logit() {
-    // From 0 to beta · v.
+    // From a state of 0, one token gives beta · v.
     for (beta, beta_kind, wanted) in [
         (0.75, KdaBeta::Given, 6.0),
         (2.0, KdaBeta::Given, 16.0),
@@ -185,7 +185,7 @@ fn saturated_gates() {
         for (g, on) in [(1e4, true), (-1e4, false)] {
             let (g, a_log_rows) = ([g], [a_log]);
             let gates = |kind| KdaGates { g: &g, kind, ..LOG };
-            let softplus = gates(KdaGate::Softplus {
+            let softplus = gates(KdaDecay::Softplus {
                 a_log: &a_log_rows,
                 dt_bias: None,
             });
@@ -193,7 +193,7 @@ fn saturated_gates() {
             let kept = if on && a_log >= 0.0 { 0.0 } else { 1.0 };
             assert_near(&decayed(softplus, [1, 1, 1], false), &[kept]);
 
-            let bounded = gates(KdaGate::LowerBound {
+            let bounded = gates(KdaDecay::LowerBound {
                 lower_bound: -5.0,
                 a_log: Some(&a_log_rows),
                 dt_bias: None,
@@ -211,7 +211,7 @@ fn saturated_gates() {
     }
 }
 
-/// A NaN is not taken for an A_log that forgets everything.
+/// A NaN in A_log gives NaN, not a decay that forgets everything.
 #[test]
 fn a_nan_in_a_log_stays_one() {
     use gated_delta_reference::gate::{lower_bound_log_decay, softplus_log_decay};

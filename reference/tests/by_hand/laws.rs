@@ -1,7 +1,7 @@
-//! Laws of launches over a batch with several heads, for GDN and KDA.
+//! Laws that launches of a batch with several heads obey, for GDN and KDA.
 
 use gated_delta_reference::gdn::{Gates, GdnDecode, decode};
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::recurrent::{
     HeadMap, Layout, Output, Previous, Recurrent, TokenGates, recurrent,
 };
@@ -15,7 +15,7 @@ const KEY_DIM: usize = 3;
 const VALUE_DIM: usize = 2;
 const SLOT: usize = VALUE_HEADS * VALUE_DIM * KEY_DIM;
 
-/// Values of tokens: `a` is GDN's, `g` KDA's.
+/// Inputs of tokens: `a` is GDN's, `g` KDA's.
 #[derive(Clone)]
 struct Tokens {
     tokens: usize,
@@ -77,7 +77,7 @@ impl Tokens {
     fn kda(&self) -> KdaGates<'_> {
         KdaGates {
             g: &self.g,
-            kind: KdaGate::LowerBound {
+            kind: KdaDecay::LowerBound {
                 lower_bound: -5.0,
                 a_log: Some(&[0.5, -0.5]),
                 dt_bias: None,
@@ -87,7 +87,7 @@ impl Tokens {
         }
     }
 
-    /// GDN and KDA, in both layouts and head maps.
+    /// Checks `law` for GDN and KDA, in both layouts and head maps.
     fn each(&self, law: impl Fn(&Recurrent)) {
         for gates in [TokenGates::Gdn(self.gdn()), TokenGates::Kda(self.kda())] {
             for layout in [Layout::KLast, Layout::VLast] {
@@ -118,7 +118,7 @@ impl Tokens {
         }
     }
 
-    /// `problem` of these tokens instead.
+    /// `problem` with these tokens in place of its own.
     fn instead<'a>(&'a self, problem: &Recurrent<'a>) -> Recurrent<'a> {
         Recurrent {
             tokens: self.tokens,
@@ -130,7 +130,7 @@ impl Tokens {
         }
     }
 
-    /// The gates of these tokens, of the kind that `gates` are.
+    /// Gates of these tokens, of the same kind as `gates`.
     fn like(&self, gates: &TokenGates) -> TokenGates<'_> {
         match gates {
             TokenGates::Gdn(_) => TokenGates::Gdn(self.gdn()),
@@ -310,7 +310,7 @@ fn equal_channels_are_gdn() {
         beta: &gdn.beta,
     }));
     let log = kda.problem(TokenGates::Kda(KdaGates {
-        kind: KdaGate::Log,
+        kind: KdaDecay::Log,
         beta_kind: KdaBeta::Given,
         ..kda.kda()
     }));

@@ -1,9 +1,9 @@
-//! The layer step: convolution, recurrence and norm over pools.
+//! Tests of the layer step: convolution, recurrence and norm over pools.
 
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGates, recurrent};
@@ -11,7 +11,7 @@ use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGa
 use crate::recurrent::{NAN, POOL, STATES, TOKENS, halfway};
 use crate::{assert_bits, values};
 
-/// q and k are their inputs, v the sum of its last two.
+/// Convolution whose q and k are their inputs, and whose v is the sum of its last two.
 const CONV: Conv = Conv {
     channels: 3,
     width: 2,
@@ -19,7 +19,7 @@ const CONV: Conv = Conv {
     bias: None,
     activation: Activation::None,
 };
-/// v of [`TOKENS`] after [`WINDOWS`].
+/// Inputs for which v is that of [`TOKENS`], after [`WINDOWS`].
 const X: [f64; 18] = [
     1.0, 1.0, 5.0, 1.0, 1.0, -5.0, 1.0, 1.0, 9.0, //
     1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 3.0,
@@ -36,7 +36,7 @@ const PROJECTION: Projection = Projection {
     previous: None,
     conv: CONV,
 };
-/// Of one value, its sign.
+/// Norm of a single value, which gives its sign.
 const NORM: GatedNorm = GatedNorm {
     z: &[0.0; 6],
     weight: &[6.0],
@@ -152,7 +152,7 @@ fn read_and_write_slots_and_pools() {
             write_slots: Some(&[2, 0]),
             ..STEP
         },
-        // The rows change places.
+        // The rows are exchanged.
         projection: Some(Projection {
             x: &[&X[9..], &X[..9]].concat(),
             ..PROJECTION
@@ -176,9 +176,8 @@ fn read_and_write_slots_and_pools() {
     assert_leaves(&between, &pools, &o, &[5.0, -1.0, 5.25], &written);
 }
 
-/// Row 0 starts from zeros: its first v is 5, not 8.
-/// Row 0 has its second multiple of 2 after all of its tokens, row 1, of whose sequence one token came before, its
-/// first after the first one.
+/// Row 0 reaches its second multiple of 2 after all of its tokens. Row 1, with one earlier token in its sequence, reaches its first
+/// multiple after its first token.
 #[test]
 fn checkpoints_by_hand() {
     let checkpoints = |slots, positions| Layer {
@@ -197,12 +196,12 @@ fn checkpoints_by_hand() {
     let with = checkpoints(&[2, 3], Some(&[0, 1]));
     let states = [5.0, 5.25, STATES[1], STATES[3]];
     assert_leaves(&with, &POOLS, &STATES, &states, &both);
-    // The last token's state goes to both of its slots; an entry that is dead skips its own store alone.
+    // The last token's state goes to both of its slots; a dead entry skips only its own store.
     let with = checkpoints(&[-1, 9, 4, 3], Some(&[0, 1]));
     both[6..9].copy_from_slice(&[NAN; 3]);
     both[9..].copy_from_slice(&X[15..]);
     assert_leaves(&with, &POOLS, &STATES, &[5.0, 5.25, NAN, 5.25], &both);
-    // Without positions each row begins its sequence.
+    // Without positions each row is the beginning of its sequence.
     let with = checkpoints(&[2, 3], None);
     both[6..9].copy_from_slice(&X[3..6]);
     both[9..].copy_from_slice(&X[12..15]);
@@ -212,6 +211,7 @@ fn checkpoints_by_hand() {
     assert_leaves(&none, &POOLS, &STATES, &[5.0, 5.25, NAN, NAN], &windows);
 }
 
+/// Row 0 starts from zeros: its first v is 5, not 8.
 #[test]
 fn fresh_rows_start_from_zeros() {
     let mut windows = WINDOWS;
@@ -222,7 +222,7 @@ fn fresh_rows_start_from_zeros() {
         ..LAYER
     };
     assert_leaves(&fresh, &POOLS, &o, &[2.625, 5.25, NAN, NAN], &windows);
-    // Whatever the slot holds.
+    // The contents of the slot do not matter.
     let (states, mut garbage) = ([NAN, 8.0, NAN, NAN], WINDOWS);
     garbage[..3].fill(NAN);
     let pools = Pools {
@@ -231,7 +231,7 @@ fn fresh_rows_start_from_zeros() {
         ..POOLS
     };
     assert_leaves(&fresh, &pools, &o, &[2.625, 5.25, NAN, NAN], &windows);
-    // Its slot to read may be dead, that to write not.
+    // The read slot of a fresh row may be dead, the write slot may not.
     for (write, live) in [(Some(&[0, 1][..]), true), (None, false)] {
         let step = Recurrent {
             read_slots: Some(&[-1, 1]),
@@ -267,14 +267,14 @@ fn fresh_rows_with_token_slots() {
     assert_bits(&after.states, &[3.0, 5.25, 2.0, 4.0]);
 }
 
-/// [`CONV`] with an older tap, of nothing.
+/// [`CONV`] with an additional, older tap of 0.
 const THREE_TAPS: Conv = Conv {
     width: 3,
     weight: &[0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0],
     ..CONV
 };
-/// The rows of [`LAYER`] with token slots: all tokens of the last step were accepted of row 0, one of row 1, of whose
-/// tokens the first alone has a slot.
+/// The rows of [`LAYER`] with token slots. All tokens of the last step of row 0 were accepted, and one of row 1, of whose tokens only
+/// the first has a slot.
 const TOKEN_SLOTS: Recurrent = Recurrent {
     token_slots: Some(&[3, 2, 0, 1, 9, -1]),
     accepted: Some(&[3, 1]),
@@ -286,7 +286,7 @@ fn wide(q_and_k: [f64; 4], v: [f64; 4]) -> Vec<f64> {
     [q_and_k, q_and_k, v].concat()
 }
 
-/// Windows of [`TOKEN_SLOTS`] and [`THREE_TAPS`]; what nobody reads is NaN.
+/// Windows of [`TOKEN_SLOTS`] and [`THREE_TAPS`]; elements that are never read are NaN.
 fn wide_windows() -> Vec<f64> {
     let rows = [
         wide([6.0, 7.0, NAN, NAN], [2.0, 1.0, NAN, NAN]),
@@ -315,7 +315,7 @@ fn windows_with_token_slots_by_hand() {
         windows: Some(&windows),
         ..POOLS
     };
-    // The newest input of the window, then those of the tokens.
+    // The newest input of the window, then the inputs of the tokens.
     let row_0 = wide([7.0, 1.0, 1.0, 1.0], [3.0, 5.0, -5.0, 9.0]);
     let row_1 = wide([7.0, 1.0, 1.0, 1.0], [1.0, 1.0, 3.0, 3.0]);
     let mut after = windows.clone();
@@ -324,7 +324,7 @@ fn windows_with_token_slots_by_hand() {
     let states = [5.0, 5.0, 6.0, 12.0];
     assert_leaves(&problem, &pools, &STATES, &states, &after);
 
-    // Other windows of as many slots as the other pool has.
+    // Separate windows to write, with as many slots as the separate pool of states.
     let written = Pools {
         write_states: Some(&[-1.0; 5]),
         write_windows: Some(&[-2.0; 60]),
@@ -336,7 +336,7 @@ fn windows_with_token_slots_by_hand() {
     let states = [5.0, 5.0, 6.0, 12.0, -1.0];
     assert_leaves(&problem, &written, &STATES, &states, &apart);
 
-    // Row 1 has two tokens: what is behind them stays.
+    // Row 1 has two tokens: the columns after these stay as they are.
     let mut fewer = problem;
     fewer.step.cu_seqlens = Some(&[0, 3, 5]);
     after[12..24].copy_from_slice(&wide([7.0, 1.0, 1.0, NAN], [1.0, 1.0, 3.0, NAN]));
@@ -355,7 +355,7 @@ fn windows_with_token_slots_by_hand() {
     assert_leaves(&fresh, &pools, &o, &states, &after);
 }
 
-/// The state of the row's last accepted token is there, its window is not.
+/// The state of the row's last accepted token has a live slot, its window has not.
 #[test]
 fn a_row_whose_window_has_a_dead_slot_is_inactive() {
     let columns = wide_windows();
@@ -383,7 +383,7 @@ fn a_row_whose_window_has_a_dead_slot_is_inactive() {
                 ..POOLS
             };
             if first == 3 {
-                // It is a slot of the windows that are read alone.
+                // The slot is one of the windows that are read, and not of the windows that are written.
                 let pools = Pools {
                     write_states: Some(&write_states),
                     write_windows: Some(&write_windows),
@@ -395,7 +395,7 @@ fn a_row_whose_window_has_a_dead_slot_is_inactive() {
             }
         }
     }
-    // Nor is a slot of the windows that are written alone enough.
+    // A slot that exists only in the windows that are written is not enough either.
     let pools = Pools {
         states: &[16.0, 8.0, NAN],
         write_states: Some(&[-1.0; 4]),
@@ -416,7 +416,7 @@ fn a_row_whose_window_has_a_dead_slot_is_inactive() {
 
 #[test]
 fn snapshots_of_windows_by_hand() {
-    // There may be more steps than the states have.
+    // Window snapshots may have more steps than state snapshots.
     let before: Vec<f64> = (0..24).map(|i| -f64::from(i)).collect();
     for (update_state, states) in [(true, [5.0, 5.25]), (false, [16.0, 8.0])] {
         let mut problem = LAYER;
@@ -434,7 +434,7 @@ fn snapshots_of_windows_by_hand() {
         wanted[12..21].copy_from_slice(&X[9..]);
         assert_bits(&after.window_snapshots.unwrap(), &wanted);
 
-        // One token of row 0, and row 1 is inactive.
+        // Row 0 has one token, and row 1 is inactive.
         problem.step.cu_seqlens = Some(&[0, 1, 4]);
         problem.step.read_slots = Some(&[0, -1]);
         wanted = before.clone();
@@ -479,7 +479,7 @@ impl Drawn {
         }
     }
 
-    /// Tokens `range` of every row, of `tokens`, cut out.
+    /// Tensors of the tokens `range` of every row, out of `tokens`.
     fn cut(&self, tokens: usize, range: std::ops::Range<usize>) -> Self {
         let cut = |values: &[f64]| -> Vec<f64> {
             let rows = self.states.len() / 12;
@@ -507,7 +507,7 @@ impl Drawn {
         }
         TokenGates::Kda(KdaGates {
             g,
-            kind: KdaGate::Log,
+            kind: KdaDecay::Log,
             beta,
             beta_kind: KdaBeta::Given,
         })
@@ -561,7 +561,7 @@ impl Drawn {
     }
 }
 
-/// Every part on its own, for each row, against the step.
+/// Compares the step with its parts, run one by one for each row.
 #[test]
 fn the_step_is_its_parts() {
     use gated_delta_reference::conv::{convolve, window_after};
@@ -613,7 +613,7 @@ fn tokens_may_come_in_two_launches_and_packed() {
         let mut packed = drawn.layer(2, 5);
         packed.step.cu_seqlens = Some(&[0, 5, 10]);
         assert_eq!(layer(&packed, &drawn.pools()).unwrap(), whole);
-        // The second row has none, and keeps what it starts from: zeros where it is fresh.
+        // The second row has no tokens, and keeps its start state: zeros if it is fresh.
         packed.step.cu_seqlens = Some(&[0, 5, 5]);
         let zeros = [0.0; 60];
         let kept: [&[f64]; 2] = [&drawn.states, &drawn.windows];
@@ -626,7 +626,7 @@ fn tokens_may_come_in_two_launches_and_packed() {
             assert_bits(&one.states[12..], &states[12..one.states.len()]);
             assert_bits(&one.windows.as_ref().unwrap()[30..], &windows[30..60]);
         }
-        // From the first slot to the second, windows too.
+        // The row moves from the first slot to the second, its window too.
         packed.fresh = None;
         packed.step.cu_seqlens = Some(&[0, 0]);
         packed.step.batch = 1;
@@ -639,7 +639,7 @@ fn tokens_may_come_in_two_launches_and_packed() {
     }
 }
 
-/// T tokens leave, in token slots and in snapshots, the windows that launches of one token each do.
+/// The windows that T tokens leave in token slots and in snapshots are those of T launches of one token each.
 #[test]
 fn the_window_after_any_token_is_that_of_as_many_steps() {
     const T: usize = 5;
@@ -708,7 +708,7 @@ fn the_window_after_any_token_is_that_of_as_many_steps() {
                     &states[accepted][b * 12..][..12],
                 );
             }
-            // The next step goes on from there.
+            // The next step continues from there.
             let counts = [accepted as i64; 2];
             let mut next = slotted;
             next.step.accepted = Some(&counts);
@@ -726,7 +726,7 @@ fn the_window_after_any_token_is_that_of_as_many_steps() {
     }
 }
 
-/// The window and the state go on from what is kept of the previous tokens, of which x is all that is handed over.
+/// The window and the state continue from the kept previous tokens, of which the caller passes only x.
 #[test]
 fn a_resume_is_an_update_and_a_verify() {
     for decays in [1, 2] {
@@ -765,7 +765,7 @@ fn a_resume_is_an_update_and_a_verify() {
             (verify.states, verify.windows) = (states, windows);
             assert_bits(&resumed.o, &verify.run(1, 2).o);
 
-            // A commit is the same without new tokens.
+            // A commit gives the same, without new tokens.
             let nothing = drawn.cut(5, 0..0);
             let mut commit = nothing.layer(1, 0);
             commit.step.previous = previous;

@@ -1,4 +1,4 @@
-//! The reference against numbers worked out by hand.
+//! Tests of the reference with numbers worked out by hand.
 
 mod compare;
 mod conv;
@@ -29,7 +29,7 @@ fn assert_bits(got: &[f64], wanted: &[f64]) {
     assert!(bits(got) == bits(wanted), "got {got:?}, wanted {wanted:?}");
 }
 
-/// `len` values in [-1, 1], another sequence for each seed.
+/// `len` values in [-1, 1], different for each seed.
 fn values(len: usize, seed: usize) -> Vec<f64> {
     (0..len)
         .map(|i| ((i * 37 + seed * 11) % 17) as f64 / 8.0 - 1.0)

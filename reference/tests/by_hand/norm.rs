@@ -1,4 +1,4 @@
-//! The norm gated by z.
+//! Tests of the norm gated by z.
 
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
@@ -11,7 +11,7 @@ const NORM: GatedNorm = GatedNorm {
     eps: 12.5,
     activation: Activation::Sigmoid,
 };
-/// The root of the mean of squares and eps is 5 of the first head, √12.5 of the second.
+/// Two heads: the root of mean square plus eps is 5 in the first, √12.5 in the second.
 const O: [f64; 4] = [3.0, 4.0, 0.0, 0.0];
 
 #[test]

@@ -1,4 +1,4 @@
-//! The recurrence and the gates on their own.
+//! Tests of the recurrence and of the gates alone.
 
 use gated_delta_reference::Error;
 use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus, softplus_log_decay};
@@ -37,7 +37,7 @@ fn two_tokens_by_hand() {
     assert_near(&first.state, &[2.25, 1.0, 4.75, 2.0]);
     assert_near(&first.o, &[3.25, 6.75]);
 
-    // The first channel alone decays: S = [[1.125, 1], [2.375, 2]], S k = [1.0625, 2.1875].
+    // Only the first channel decays: S = [[1.125, 1], [2.375, 2]], S k = [1.0625, 2.1875].
     assert_near(&second.state, &[1.09375, 0.96875, 1.78125, 1.40625]);
     assert_near(&second.o, &[2.1875, 3.5625]);
 }

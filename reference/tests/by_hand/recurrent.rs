@@ -1,4 +1,4 @@
-//! Several tokens of a row, snapshots and packed rows.
+//! Tests of several tokens in a row, snapshots and packed rows.
 
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::recurrent::{HeadMap, Layout, Recurrent, TokenGates, recurrent};
@@ -39,7 +39,7 @@ pub const POOL: [f64; 4] = [16.0, 8.0, NAN, NAN];
 /// The states after the tokens of [`TOKENS`] from the first two slots of [`POOL`].
 pub const STATES: [f64; 6] = [12.0, 6.0, 5.0, 5.0, 4.5, 5.25];
 
-/// No decay and beta 1/2 for so many tokens, at most 6.
+/// Gates without decay and with beta 1/2 for `tokens` tokens, at most 6.
 pub const fn halfway(tokens: usize) -> TokenGates<'static> {
     const ZERO: &[f64] = &[0.0; 6];
     const HALF: &[f64] = &[0.5; 6];
@@ -126,7 +126,7 @@ fn snapshots_of_an_inactive_row_keep_their_values() {
     assert_bits(&after.o, &[0.0, 0.0, 0.0, 5.0, 4.5, 5.25]);
 }
 
-/// The tokens of [`TOKENS`] in rows from `cu_seqlens` on.
+/// The tokens of [`TOKENS`], packed in rows with the bounds `cu_seqlens`.
 fn packed(cu_seqlens: &[i64]) -> Recurrent<'_> {
     Recurrent {
         batch: cu_seqlens.len() - 1,
@@ -145,7 +145,7 @@ fn packed_rows_by_hand() {
 
 #[test]
 fn rows_without_tokens_end_with_what_they_start_from() {
-    // All tokens are no row's.
+    // All tokens belong to no row.
     let problem = Recurrent {
         read_slots: Some(&[0, 1]),
         write_slots: Some(&[2, 3]),
@@ -158,7 +158,7 @@ fn rows_without_tokens_end_with_what_they_start_from() {
     let after = recurrent(&problem, &pool, Some(&[-1.0; 5]), None).unwrap();
     assert_bits(&after.pool, &[-1.0, -1.0, 16.0, 8.0, -1.0]);
 
-    // In place it leaves alone what another row writes, and a dead slot makes it inactive.
+    // In place, a row without tokens leaves a slot that another row writes alone; a dead slot makes it inactive.
     let one_slot = Recurrent {
         read_slots: Some(&[1, 1]),
         write_slots: None,
@@ -195,8 +195,8 @@ fn packed_rows_of_one_length_are_the_batch() {
 
 #[test]
 fn packed_rows_out_of_range_touch_nothing() {
-    // More than T tokens, tokens from before the first or past the last, ends before starts; then no tokens. And what is zeroed
-    // before the first bound and behind the last, if that is one.
+    // More than T tokens, tokens before the first or after the last, ends before starts; then no tokens. Each with the outputs that are
+    // zeroed before the first bound and after the last, if these are valid.
     for (bounds, zeroed) in [
         ([0, 4], [0..0, 4..6]),
         ([-1, 2], [0..0, 2..6]),

@@ -1,6 +1,6 @@
-//! Shapes and switches that are refused, and what the errors say.
+//! Tests of shapes and switches that are refused, with their error messages.
 
-use gated_delta_reference::kda::{KdaBeta, KdaGate, KdaGates};
+use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
 
 use crate::recurrent::{POOL, TOKENS, halfway};
@@ -297,7 +297,7 @@ fn shapes_of_states() {
         v: &[0.0; 12],
         gates: TokenGates::Kda(KdaGates {
             g: &[0.0; 12],
-            kind: KdaGate::Log,
+            kind: KdaDecay::Log,
             beta: &[0.0; 12],
             beta_kind: KdaBeta::Given,
         }),
@@ -359,12 +359,12 @@ fn shapes_of_previous_tokens() {
 fn shapes_of_kda_gates() {
     let gates = KdaGates {
         g: &[0.0; 24],
-        kind: KdaGate::Log,
+        kind: KdaDecay::Log,
         beta: &[0.0; 12],
         beta_kind: KdaBeta::Given,
     };
     let softplus = |a_log, dt_bias| KdaGates {
-        kind: KdaGate::Softplus {
+        kind: KdaDecay::Softplus {
             a_log,
             dt_bias: Some(dt_bias),
         },

@@ -1,11 +1,11 @@
-//! Commit and resume.
+//! Tests of commit and resume.
 
 use gated_delta_reference::recurrent::{Previous, Recurrent, recurrent};
 
 use crate::assert_bits;
 use crate::recurrent::{NAN, POOL, TOKENS, halfway};
 
-/// Two tokens of each row, as those of [`TOKENS`]: (12, 6) and (5, 4.5) are the states after them.
+/// Two previous tokens of each row, with the values of [`TOKENS`]: the states after them are (12, 6) and (5, 4.5).
 fn previous(keep: &[i64]) -> Previous<'_> {
     Previous {
         tokens: 2,
@@ -16,7 +16,7 @@ fn previous(keep: &[i64]) -> Previous<'_> {
     }
 }
 
-/// No tokens but previous ones.
+/// A commit: previous tokens and no new ones.
 fn commit(keep: &[i64]) -> Recurrent<'_> {
     Recurrent {
         tokens: 0,
@@ -29,7 +29,7 @@ fn commit(keep: &[i64]) -> Recurrent<'_> {
     }
 }
 
-/// One new token of each row, halfway to 3 and to 7.
+/// A resume with one new token of each row, halfway to 3 and to 7.
 fn resume(keep: &[i64]) -> Recurrent<'_> {
     Recurrent {
         tokens: 1,
@@ -77,7 +77,7 @@ fn resume_by_hand() {
 
 #[test]
 fn new_tokens_start_from_the_rounded_state() {
-    // 4.5 is stored as 5, between which and 7 is 6; the pool is the caller's to round.
+    // 4.5 is stored as 5, and 6 is halfway from 5 to 7. The pool of the result is not rounded: that is up to the caller.
     let problem = Recurrent {
         round_state: f64::round,
         ..resume(&[1, 2])
@@ -149,7 +149,7 @@ fn inactive_rows_commit_nothing() {
 
 #[test]
 fn packed_rows_resume_from_previous_ones_of_the_batch() {
-    // A row without new tokens commits what it keeps all the same.
+    // A row without new tokens commits its kept tokens all the same.
     let problem = Recurrent {
         tokens: 2,
         cu_seqlens: Some(&[0, 2, 2]),

@@ -1,4 +1,4 @@
-//! Slots of rows, and of tokens.
+//! Tests of the slots of rows and of tokens.
 
 use gated_delta_reference::recurrent::{Recurrent, recurrent};
 
@@ -19,7 +19,7 @@ fn read_and_write_slots() {
 
 #[test]
 fn separate_write_pool() {
-    // The second row would write a slot that the write pool does not have.
+    // The write slot of the second row is not in the write pool.
     let problem = Recurrent {
         write_slots: Some(&[1, 2]),
         ..TOKENS
@@ -64,7 +64,7 @@ fn slot_zero_is_ordinary_unless_null() {
 
 #[test]
 fn token_slots_take_every_state() {
-    // Without accepted, a row starts from its first slot.
+    // Without `accepted`, a row starts from its first slot.
     let problem = Recurrent {
         token_slots: Some(&[0, 2, 3, 1, 5, 4]),
         ..TOKENS
@@ -113,7 +113,7 @@ fn a_dead_token_slot_skips_its_store_alone() {
         assert_bits(&after.o, &STATES);
         assert_bits(&after.pool, &[12.0, 4.5, NAN, 5.0]);
 
-        // The second row would start from it.
+        // The second row would start from the dead slot.
         let problem = Recurrent {
             accepted: Some(&[1, 1]),
             ..problem
@@ -126,7 +126,7 @@ fn a_dead_token_slot_skips_its_store_alone() {
 
 #[test]
 fn token_slots_between_pools() {
-    // Starts are slots of the read pool, stores of the write pool.
+    // Start slots are in the read pool, and slots to store in the write pool.
     let problem = Recurrent {
         token_slots: Some(&[3, 0, 1, 1, 2, 0]),
         ..TOKENS
@@ -142,7 +142,7 @@ fn token_slots_between_pools() {
 
 #[test]
 fn token_slots_of_packed_rows_with_snapshots() {
-    // Rows of two and no tokens: the third slot of the first is that of its accepted tokens and no more.
+    // Rows of two tokens and of none: the third slot of the first row is only the one that its accepted tokens select.
     let problem = Recurrent {
         token_slots: Some(&[2, 3, 0, 1, 1, 1]),
         accepted: Some(&[3, 1]),

@@ -1,7 +1,7 @@
 //! Gates and scales: what follows when one changes.
 
 use gated_delta::{BetaScale, DType, KdaBeta};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use gated_delta_reference::gate::{lower_bound_log_decay, sigmoid, softplus_log_decay};
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::{assert_near, check};
@@ -18,7 +18,7 @@ fn given_gates_are_raw_gates_evaluated() {
         spec.form.gates = [DType::F32; 2];
         spec.gates = match spec.gates {
             GateKind::Given => GateKind::Raw(BetaScale::Two),
-            GateKind::Kda(KdaDecay::Log, beta) => GateKind::Kda(KdaDecay::Softplus, beta),
+            GateKind::Kda(DecayKind::Log, beta) => GateKind::Kda(DecayKind::Softplus, beta),
             gates => gates,
         };
         (spec.extreme_gates, spec.parameters.of_h) = (false, false);
@@ -28,7 +28,7 @@ fn given_gates_are_raw_gates_evaluated() {
         let raw = spec.problem();
         let given = Problem {
             gates: match spec.gates.operator() {
-                Operator::Kda => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+                Operator::Kda => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
                 Operator::Gdn => GateKind::Given,
             },
             a_log: None,
@@ -51,7 +51,7 @@ fn evaluate(raw: &Problem, gate: &mut Array, beta: &mut Array) {
             |array: &Option<Array>, i| array.as_ref().map_or(0.0, |array| array.values[i]);
         let (a_log, dt_bias) = (parameter(&raw.a_log, hv), parameter(&raw.dt_bias, channel));
         *x = match raw.gates {
-            GateKind::Kda(KdaDecay::LowerBound(bound), _) => {
+            GateKind::Kda(DecayKind::LowerBound(bound), _) => {
                 lower_bound_log_decay(*x, bound.into(), a_log, dt_bias)
             }
             _ => softplus_log_decay(*x, a_log, dt_bias),
@@ -138,7 +138,7 @@ fn kda_of_equal_channels_is_gdn() {
                 dims: [&gate.dims[..], &[spec.dim]].concat(),
             };
         });
-        kda.gates = GateKind::Kda(KdaDecay::Log, KdaBeta::Given);
+        kda.gates = GateKind::Kda(DecayKind::Log, KdaBeta::Given);
         let before = gdn.case(&spec.form);
         let [gdn, kda] = [gdn, kda].map(|problem| run(backend, &problem, &spec.form));
         assert_near(&before, &gdn, &kda);
@@ -154,7 +154,7 @@ fn saturated_gates_give_finite_results() {
         spec.slots.inactive = false;
         spec.gates = match spec.gates {
             GateKind::Given => GateKind::Raw(BetaScale::Two),
-            GateKind::Kda(KdaDecay::Log, _) => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+            GateKind::Kda(DecayKind::Log, _) => GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
             GateKind::Kda(decay, _) => GateKind::Kda(decay, KdaBeta::Logit),
             gates => gates,
         };
@@ -187,7 +187,7 @@ fn saturated_gates_give_finite_results() {
 fn decays_to_nothing() {
     let adjust = |spec: &mut Spec| {
         spec.gates = match spec.gates {
-            GateKind::Kda(_, beta) => GateKind::Kda(KdaDecay::Log, beta),
+            GateKind::Kda(_, beta) => GateKind::Kda(DecayKind::Log, beta),
             _ => GateKind::Given,
         };
         spec.extreme_gates = false;
@@ -216,7 +216,7 @@ fn raw_in_f32(spec: &mut Spec) {
     spec.extreme_gates = false;
     spec.gates = match spec.gates {
         GateKind::Given => GateKind::Raw(BetaScale::One),
-        GateKind::Kda(KdaDecay::Log, beta) => GateKind::Kda(KdaDecay::Softplus, beta),
+        GateKind::Kda(DecayKind::Log, beta) => GateKind::Kda(DecayKind::Softplus, beta),
         gates => gates,
     };
     (spec.parameters.a_log, spec.parameters.dt_bias) = (true, true);

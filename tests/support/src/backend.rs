@@ -34,7 +34,7 @@ pub fn backends() -> &'static [Backend] {
     static BACKENDS: OnceLock<Vec<Backend>> = OnceLock::new();
     BACKENDS.get_or_init(|| {
         let cuda =
-            gpu().map(|context| Backend::Cuda(Library::with_unproved(context), context.clone()));
+            gpu().map(|context| Backend::Cuda(Library::experimental(context), context.clone()));
         with_simulator(|| simulator().library().clone(), cuda)
     })
 }

@@ -5,7 +5,7 @@ use gated_delta::{
     StreamRef, Work,
 };
 use gated_delta_harness::arguments::{
-    Arguments, Convolved, GateKind, GatedNorm, KdaDecay, New, Operator, Pending, Tokens,
+    Arguments, Convolved, DecayKind, GateKind, GatedNorm, New, Operator, Pending, Tokens,
 };
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::Family;
@@ -820,8 +820,8 @@ impl Problem {
         let gates = match (spec.operator, spec.raw_gates) {
             (Operator::Gdn, true) => GateKind::Raw(BetaScale::One),
             (Operator::Gdn, false) => GateKind::Given,
-            (Operator::Kda, true) => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
-            (Operator::Kda, false) => GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
+            (Operator::Kda, true) => GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
+            (Operator::Kda, false) => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
         };
         let head_map = match spec.tiled {
             true => HeadMap::Tiled,
@@ -1028,8 +1028,8 @@ impl Problem {
             (Operator::Kda, raw) => TokenGates::Kda(kda::KdaGates {
                 g: &g,
                 kind: match raw {
-                    false => kda::KdaGate::Log,
-                    true => kda::KdaGate::Softplus {
+                    false => kda::KdaDecay::Log,
+                    true => kda::KdaDecay::Softplus {
                         a_log: &a_log,
                         dt_bias: Some(&dt_bias),
                     },

@@ -4,7 +4,7 @@ use gated_delta::{
     Activation, BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
 };
 use gated_delta_harness::arguments::{
-    Checkpoints, CommitConvolution, Convolved, GateKind, GatedNorm, KdaDecay, Kept, KeptX, New,
+    Checkpoints, CommitConvolution, Convolved, DecayKind, GateKind, GatedNorm, Kept, KeptX, New,
     Operator, Packed, Tokens, value_dim,
 };
 use gated_delta_kernels::constants::Element;
@@ -375,7 +375,7 @@ impl Spec {
             ratio: 2,
             dim: family.dim,
             gates: match family.operator {
-                Operator::Kda => GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
+                Operator::Kda => GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
                 Operator::Gdn => GateKind::Raw(BetaScale::One),
             },
             parameters: Parameters {
@@ -777,7 +777,7 @@ impl Spec {
             GateKind::Raw(_) => (&per_head[..], raw, raw),
             GateKind::Kda(decay, kind) => (
                 &per_channel[..],
-                if decay == KdaDecay::Log {
+                if decay == DecayKind::Log {
                     log_decay
                 } else {
                     raw
@@ -816,13 +816,13 @@ impl Spec {
         } = self.parameters;
         let heads = if of_h { self.heads } else { self.value_heads() };
         let (a_log, dt_bias) = match self.gates {
-            GateKind::Given | GateKind::Kda(KdaDecay::Log, _) => (None, None),
+            GateKind::Given | GateKind::Kda(DecayKind::Log, _) => (None, None),
             GateKind::Raw(_) => (
                 Some(vec![self.value_heads()]),
                 Some(vec![self.value_heads()]),
             ),
             GateKind::Kda(decay, _) => (
-                (a_log || decay == KdaDecay::Softplus).then(|| vec![heads]),
+                (a_log || decay == DecayKind::Softplus).then(|| vec![heads]),
                 dt_bias.then(|| vec![heads, self.dim]),
             ),
         };

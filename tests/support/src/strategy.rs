@@ -1,7 +1,7 @@
 //! What proptest chooses of a problem.
 
 use gated_delta::{Activation, BetaScale, DType, HeadMap, KdaBeta, Options};
-use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
+use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use proptest::bool::weighted;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::select;
@@ -237,10 +237,10 @@ fn gates(operator: Operator) -> impl Strategy<Value = (GateKind, Parameters)> {
     ];
     let of_decay = |decay| [KdaBeta::Given, KdaBeta::Logit].map(|beta| GateKind::Kda(decay, beta));
     let decays = [
-        KdaDecay::Log,
-        KdaDecay::Softplus,
-        KdaDecay::LowerBound(-5.0),
-        KdaDecay::LowerBound(-0.25),
+        DecayKind::Log,
+        DecayKind::Softplus,
+        DecayKind::LowerBound(-5.0),
+        DecayKind::LowerBound(-0.25),
     ];
     let kinds = match operator {
         Operator::Kda => decays.into_iter().flat_map(of_decay).collect(),

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use gated_delta::{DType, KdaBeta};
-use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay, New, Tokens};
+use gated_delta_harness::arguments::{Arguments, DecayKind, GateKind, New, Tokens};
 use gated_delta_reference::compare::Tolerance;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gdn;
@@ -96,12 +96,12 @@ impl Values {
             GateKind::Kda(decay, beta_kind) => TokenGates::Kda(kda::KdaGates {
                 g: gate,
                 kind: match decay {
-                    KdaDecay::Log => kda::KdaGate::Log,
-                    KdaDecay::Softplus => kda::KdaGate::Softplus {
+                    DecayKind::Log => kda::KdaDecay::Log,
+                    DecayKind::Softplus => kda::KdaDecay::Softplus {
                         a_log: a_log.unwrap_or_default(),
                         dt_bias,
                     },
-                    KdaDecay::LowerBound(lower_bound) => kda::KdaGate::LowerBound {
+                    DecayKind::LowerBound(lower_bound) => kda::KdaDecay::LowerBound {
                         lower_bound: lower_bound.into(),
                         a_log,
                         dt_bias,

@@ -95,7 +95,7 @@ pub struct KdaGates<'a> {
     /// rows, tokens and heads are free.
     pub g: Tensor<'a>,
     /// What `g` is.
-    pub kind: KdaGate<'a>,
+    pub kind: KdaDecay<'a>,
     /// `[B, T, HV]`, bf16, f16 or f32: β or its logit. Strides of rows and tokens are free.
     pub beta: Tensor<'a>,
     /// What `beta` is.
@@ -105,7 +105,7 @@ pub struct KdaGates<'a> {
 impl<'a> KdaGates<'a> {
     /// `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, and what they are.
     #[must_use]
-    pub fn new(g: Tensor<'a>, kind: KdaGate<'a>, beta: Tensor<'a>, beta_kind: KdaBeta) -> Self {
+    pub fn new(g: Tensor<'a>, kind: KdaDecay<'a>, beta: Tensor<'a>, beta_kind: KdaBeta) -> Self {
         Self {
             g,
             kind,
@@ -124,7 +124,7 @@ impl<'a> KdaGates<'a> {
 )]
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum KdaGate<'a> {
+pub enum KdaDecay<'a> {
     /// The log decay.
     Log,
     /// Log decay −exp(A_log) · softplus(g + dt_bias).
@@ -254,11 +254,11 @@ impl sealed::Gates for KdaGates<'_> {
     #[inline]
     fn parts(&self) -> GateParts<'_> {
         let (kind, lower_bound, a_log, dt_bias) = match &self.kind {
-            KdaGate::Log => (Gate::Log, None, None, None),
-            KdaGate::Softplus { a_log, dt_bias } => {
+            KdaDecay::Log => (Gate::Log, None, None, None),
+            KdaDecay::Softplus { a_log, dt_bias } => {
                 (Gate::Softplus, None, Some(a_log), dt_bias.as_ref())
             }
-            KdaGate::LowerBound {
+            KdaDecay::LowerBound {
                 lower_bound,
                 a_log,
                 dt_bias,

@@ -117,7 +117,7 @@ impl Launch {
                     let g = tensor(F32, &[rows, tokens, hv, self.dim]);
                     KdaGates::new(
                         g,
-                        KdaGate::Log,
+                        KdaDecay::Log,
                         tensor(F32, &[rows, tokens, hv]),
                         KdaBeta::Given,
                     )

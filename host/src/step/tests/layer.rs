@@ -50,7 +50,7 @@ pub(super) fn layer() -> Gdn<'static> {
 
 fn kda_layer() -> Kda<'static> {
     let (g, beta) = (tensor(F32, &[2, 1, 4, 64]), tensor(Bf16, &[2, 1, 4]));
-    let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+    let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
     let (inputs, o) = (Inputs::conv(convolution()), tensor(Bf16, &[2, 1, 4, 64]));
     Kda::new(inputs, gates, o, States::update(pool())).norm(norm())
 }

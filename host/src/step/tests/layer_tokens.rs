@@ -104,7 +104,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         operator(&conv_commit().fresh(fresh())),
         (Family::LayerMtp, false)
     );
-    let kda = kda(KdaGate::Log);
+    let kda = kda(KdaDecay::Log);
     assert_eq!(operator(&kda.norm(norm())), (Family::LayerMtp, true));
 
     // Of one token, whose state goes to more than one place, or which is not alone.
@@ -155,7 +155,7 @@ fn fresh_rows_alone_have_no_kernels_of_their_own() {
     assert_eq!(constants(&commit).fresh_index, 2);
     assert_eq!(commit.params().step.fresh, 0x9_0000);
     assert_eq!(
-        operator(&kda(KdaGate::Log).fresh(fresh())),
+        operator(&kda(KdaDecay::Log).fresh(fresh())),
         (Family::Recurrent, true)
     );
 }
@@ -661,7 +661,7 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     assert_eq!(of_commit(conv_commit()), layer(Commit));
     assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Commit));
     assert_eq!(of(gdn().fresh(fresh())), (Family::GdnMtpParallel, Update));
-    let mut kda = kda(KdaGate::Log).norm(norm());
+    let mut kda = kda(KdaDecay::Log).norm(norm());
     kda.options = parallel;
     let message = kda.bytes().unwrap_err().to_string();
     let wanted = "K = 64 is not supported: 128 with KDA and formulation = parallel";

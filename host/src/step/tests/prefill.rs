@@ -257,7 +257,7 @@ fn more_than_16_tokens_name_the_formulation_that_takes_them() {
         );
     }
     let (g, beta) = (tensor(F32, &[2, 17, 4, 64]), tensor(Bf16, &[2, 17, 4]));
-    let gates = KdaGates::new(g, KdaGate::Log, beta, KdaBeta::Given);
+    let gates = KdaGates::new(g, KdaDecay::Log, beta, KdaBeta::Given);
     let (qk, v) = (tensor(Bf16, &[2, 17, 2, 64]), tensor(Bf16, &[2, 17, 4, 64]));
     let step = Kda::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool()));
     let step = step.options(recurrent());

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What of the crate launches by the last stages.
-const LAST: [&str; 4] = ["library", "raw", "recall", "validate"];
+const LAST: [&str; 5] = ["layer", "library", "raw", "recall", "validate"];
 
 /// The first stage that may name these.
 const LATE: &str = "work";

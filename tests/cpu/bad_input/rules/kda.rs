@@ -2,13 +2,13 @@
 
 use gated_delta::DType::{Bf16, F16, F32, I32};
 use gated_delta::{Formulation, Tensor};
-use gated_delta_harness::arguments::{Arguments, GateKind, KdaDecay};
+use gated_delta_harness::arguments::{Arguments, DecayKind, GateKind};
 
 use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
 
 fn with_bound(args: &mut Arguments<Tensor<'_>>, lower_bound: f32) {
     if let GateKind::Kda(decay, _) = &mut args.gates {
-        *decay = KdaDecay::LowerBound(lower_bound);
+        *decay = DecayKind::LowerBound(lower_bound);
     }
     (args.a_log, args.dt_bias) = (None, None);
 }

@@ -4,7 +4,7 @@ use gated_delta::{
     Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor,
 };
 use gated_delta_harness::arguments::{
-    Arguments, Checkpoints, Convolved, GateKind, GatedNorm, KdaDecay, Kept, New, Operator, Packed,
+    Arguments, Checkpoints, Convolved, DecayKind, GateKind, GatedNorm, Kept, New, Operator, Packed,
     Pending, Tokens,
 };
 use proptest::option;
@@ -107,10 +107,10 @@ pub fn draws() -> impl Strategy<Value = Draw> {
     let gates = vec![
         GateKind::Raw(BetaScale::Two),
         GateKind::Given,
-        GateKind::Kda(KdaDecay::Log, KdaBeta::Given),
-        GateKind::Kda(KdaDecay::Softplus, KdaBeta::Logit),
-        GateKind::Kda(KdaDecay::LowerBound(-5.0), KdaBeta::Logit),
-        GateKind::Kda(KdaDecay::LowerBound(f32::NAN), KdaBeta::Logit),
+        GateKind::Kda(DecayKind::Log, KdaBeta::Given),
+        GateKind::Kda(DecayKind::Softplus, KdaBeta::Logit),
+        GateKind::Kda(DecayKind::LowerBound(-5.0), KdaBeta::Logit),
+        GateKind::Kda(DecayKind::LowerBound(f32::NAN), KdaBeta::Logit),
     ];
     (
         dims(),
@@ -172,7 +172,7 @@ pub fn arguments(
         true => tensors.next(dtype, dims).map(Some),
         false => Some(None),
     };
-    let has_parameters = !matches!(gates, GateKind::Given | GateKind::Kda(KdaDecay::Log, _));
+    let has_parameters = !matches!(gates, GateKind::Given | GateKind::Kda(DecayKind::Log, _));
     let dt_bias: &[usize] = &[value_heads, dim];
     let mut options = Options::default();
     options.state_layout = if flag() || waits {
