@@ -1,6 +1,8 @@
 //! Compresses `ptx/`, which stays text in the sources: each file by itself, for a program that links this library unpacks
 //! those that it launches. `src/ptx.rs` has the other half. A published package has `ptx.lzma` in its place, from
 //! `cargo xtask ptx-archive`.
+//!
+//! Makes a match of the lines of `src/step/select/tiles.txt`.
 
 use std::error::Error;
 use std::io::Read;
@@ -19,6 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Path::new(&here).join("ptx.lzma"),
     );
     println!("cargo::rerun-if-changed=build.rs");
+    tiles(&Path::new(&here).join("src/step/select/tiles.txt"))?;
     if directory.exists() {
         println!("cargo::rerun-if-changed={}", directory.display());
         for file in fs::read_dir(directory)? {
@@ -60,4 +63,127 @@ fn embed(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
 fn body(text: &str) -> String {
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Leaves `rows` and `UNSELECTED` for `src/step/select/table.rs`: an arm for each line, in order. An entry that does not exist, or a line
+/// that none can reach, does not compile.
+fn tiles(table: &Path) -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed={}", table.display());
+    let (mut arms, mut unselected) = (String::new(), String::new());
+    for line in fs::read_to_string(table)?.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [] | ["#", ..] => {}
+            ["unselected", name, _, ..] => unselected += &format!("Entry::{name}, "),
+            [of, family, layout, state, dims, ref rest @ ..] => {
+                let arm = arm(of, family, layout, state, dims, rest);
+                arms += &arm.ok_or_else(|| format!("tiles.txt: what is {line}?"))?;
+            }
+            _ => return Err(format!("tiles.txt: what is {line}?").into()),
+        }
+    }
+    let text = format!(
+        "/// The entries of a kind, by the largest B * HV of each.\n\
+        #[deny(unreachable_patterns)]\n\
+        pub fn rows(kind: Kind) -> &'static [Row] {{\n\
+        let dims = [kind.k_dim, kind.v_dim];\n\
+        match (kind.family, kind.per_channel, kind.layout, kind.state_of_entries(), dims) {{\n\
+        {arms}_ => &[],\n}}\n}}\n\n\
+        /// Entries that no launch selects.\n\
+        #[cfg(test)]\n\
+        pub const UNSELECTED: &[Entry] = &[{unselected}];\n"
+    );
+    Ok(fs::write(
+        Path::new(&env::var("OUT_DIR")?).join("tiles.rs"),
+        text,
+    )?)
+}
+
+/// The arm of a line; `None` where a word is none of the table's.
+fn arm(
+    of: &str,
+    family: &str,
+    layout: &str,
+    state: &str,
+    dims: &str,
+    rest: &[&str],
+) -> Option<String> {
+    let (tiles, conditions): (Vec<&str>, Vec<&str>) = rest.iter().partition(|it| it.contains(':'));
+    let guards: Option<Vec<String>> = conditions.into_iter().map(guard).collect();
+    let guards = guards?.join(" && ");
+    let guard = if guards.is_empty() {
+        guards
+    } else {
+        format!(" if {guards}")
+    };
+    let per_channel = match of {
+        "gdn" => "false",
+        "kda" => "true",
+        "any" => "_",
+        _ => return None,
+    };
+    let of_layout = match layout {
+        "klast" => "StateLayout::KLast",
+        "vlast" => "StateLayout::VLast",
+        "any" => "_",
+        _ => return None,
+    };
+    let (of_state, states) = match state {
+        "bf16" => ("DType::Bf16", format!("{layout}_{state}_")),
+        "f32" => ("DType::F32", format!("{layout}_{state}_")),
+        "any" => ("_", String::new()),
+        _ => return None,
+    };
+    let (k, v) = dims
+        .strip_prefix('k')?
+        .split_once('v')
+        .unwrap_or((&dims[1..], &dims[1..]));
+    let rows: Option<String> = (tiles.iter())
+        .map(|row| {
+            let (most, tile) = row.split_once(':')?;
+            let most = match most {
+                "*" => "ANY",
+                "elsewhere" => "ELSEWHERE",
+                number => number,
+            };
+            Some(format!("({most}, Entry::{family}_{states}{dims}_{tile}), "))
+        })
+        .collect();
+    Some(format!(
+        "({}, {per_channel}, {of_layout}, {of_state}, [{k}, {v}]){guard} => &[{}],\n",
+        pattern(family),
+        rows?
+    ))
+}
+
+/// The pattern of a family, whose kernels' names begin with `name`.
+fn pattern(name: &str) -> String {
+    let words = name.split('_').filter_map(|word| word.split_at_checked(1));
+    let words = words.map(|(first, rest)| first.to_uppercase() + rest);
+    format!("Family::{}", words.collect::<String>())
+}
+
+/// The expression of a condition.
+fn guard(condition: &str) -> Option<String> {
+    let one = |word: &str| {
+        Some(match word {
+            "verify" => "kind.mode == Mode::Verify",
+            "update" => "kind.mode == Mode::Update",
+            "each" => "kind.mode == Mode::Each",
+            "commit" => "kind.mode == Mode::Commit",
+            "resume" => "kind.mode == Mode::Resume",
+            "decode" => "kind.is_decode()",
+            "narrow" => "kind.narrow",
+            "f16" => "kind.state == DType::F16",
+            _ => return None,
+        })
+    };
+    if let Some((number, least)) = condition.split_once(">=") {
+        return Some(format!("kind.{number} >= {least}"));
+    }
+    if let Some((number, exactly)) = condition.split_once('=') {
+        return Some(format!("kind.{number} == {exactly}"));
+    }
+    let either: Option<Vec<&str>> = condition.split('|').map(one).collect();
+    Some(format!("({})", either?.join(" || ")))
 }

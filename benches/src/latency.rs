@@ -326,7 +326,7 @@ fn show(text: &mut String, rows: &[Row], options: &Options, before: Option<&Befo
     if options.tune {
         writeln!(
             text,
-            "host/src/step/select.rs by these rows:\n{}",
+            "host/src/step/select/tiles.txt by these rows:\n{}",
             advice(rows)
         )?;
     }

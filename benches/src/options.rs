@@ -80,8 +80,8 @@ pub struct Options {
     /// Keep the level-2 cache warm: one set of buffers instead of a rotation.
     #[arg(long)]
     pub warm: bool,
-    /// Measure every variant of a cell, not only the selected one. Print rows for host/src/step/select.rs, and the cells whose selected
-    /// variant is more than 2 % from the best; for prefills and deferred write-back, only the cells.
+    /// Measure every variant of a cell, not only the selected one. Print lines for host/src/step/select/tiles.txt, and the cells whose
+    /// selected variant is more than 2 % from the best; for prefills and deferred write-back, only the cells.
     #[arg(long)]
     pub tune: bool,
     /// Write the rows to a CSV file, by default record/GPU/DATE.csv.

@@ -1,4 +1,4 @@
-//! Advice for `host/src/step/select.rs`, from rows of every variant.
+//! Advice for `host/src/step/select/tiles.txt`, from rows of every variant.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ struct Choice<'a> {
     variant: &'a str,
 }
 
-/// Rows for `select.rs`: for each kind of kernel its choices, with the worst-case cost. Where several T or kept states were measured, and
+/// Lines for `tiles.txt`: for each kind of launch its choices, with the worst-case cost. Where several T or kept states were measured, and
 /// their own best choices differ, these follow as comments.
 #[must_use]
 pub fn advice(rows: &[Row]) -> String {
@@ -32,7 +32,7 @@ pub fn advice(rows: &[Row]) -> String {
     for name in kinds {
         let rows: Vec<&Row> = rows.iter().filter(|row| kind(&row.cell) == name).collect();
         let all = table(&rows);
-        text += &format!("{}\n{name} => &[{}],\n", worst(&rows, &all), written(&all));
+        text += &format!("{}\n{name}  {}\n", worst(&rows, &all), written(&all));
         let some = |row: &Row| (row.cell.tokens, keeps(&row.cell));
         let parts: BTreeSet<(usize, &str)> = rows.iter().map(|row| some(row)).collect();
         for (tokens, keeps) in parts {
@@ -40,7 +40,7 @@ pub fn advice(rows: &[Row]) -> String {
             let alone: Vec<&Row> = alone.filter(|row| some(row) == (tokens, keeps)).collect();
             let of_part = table(&alone);
             if written(&of_part) != written(&all) {
-                text += &format!("// T = {tokens}{keeps} alone: {}\n", written(&of_part));
+                text += &format!("# {keeps}tokens={tokens} alone: {}\n", written(&of_part));
             }
         }
     }
@@ -148,18 +148,25 @@ fn worst(rows: &[&Row], choices: &[Choice<'_>]) -> String {
         let selected = cell.iter().find(|row| row.selected);
         selected.map_or(f64::INFINITY, |row| over_best(cell, &row.variant))
     });
-    format!("// at worst {chosen} of the best variant; now {today}")
+    format!("# at worst {chosen} of the best variant; now {today}")
 }
 
 fn written(choices: &[Choice<'_>]) -> String {
     let choices: Vec<String> = choices
         .iter()
         .map(|Choice { up_to, variant }| match up_to {
-            &u32::MAX => format!("(ANY, E::{variant})"),
-            up_to => format!("({up_to}, E::{variant})"),
+            &u32::MAX => format!("*:{}", tile(variant)),
+            up_to => format!("{up_to}:{}", tile(variant)),
         })
         .collect();
-    choices.join(", ")
+    choices.join(" ")
+}
+
+/// Last part of an entry's name, after its dims.
+fn tile(variant: &str) -> &str {
+    let dims = ["_k64_", "_k96v192_", "_k128_"];
+    let behind = dims.iter().find_map(|dims| variant.split_once(dims));
+    behind.map_or(variant, |(_, tile)| tile)
 }
 
 /// Number of heads over all rows, B · HV.
@@ -167,45 +174,51 @@ fn heads(cell: &Cell) -> u32 {
     (cell.batch * cell.model.value_heads) as u32
 }
 
-/// States kept by a token-by-token step, in the form that `select.rs` tells them apart.
+/// States kept by a token-by-token step, as a condition of a line.
 fn keeps(cell: &Cell) -> &'static str {
     match (cell.formulation, cell.mode) {
-        (Formulation::Recurrent, Mode::Update) if cell.tokens > 1 => ", Keeps::Last",
-        (Formulation::Recurrent, Mode::Snapshots | Mode::TokenSlots) => ", Keeps::Each",
+        (Formulation::Recurrent, Mode::Update) if cell.tokens > 1 => "update ",
+        (Formulation::Recurrent, Mode::Snapshots | Mode::TokenSlots) => "each ",
         _ => "",
     }
 }
 
-/// Left side of a row of `select.rs`.
+/// Left side of a line of `tiles.txt`.
 fn kind(cell: &Cell) -> String {
-    let (f32_state, k64) = (cell.state == DType::F32, cell.dim == 64);
-    if cell.formulation == Formulation::Parallel {
-        let operator = match (cell.op.operator(), cell.op.is_layer()) {
-            (Operator::Gdn, false) => "GdnMtpParallel",
-            (Operator::Kda, false) => "KdaRecurrentParallel",
-            (Operator::Gdn, true) => "GdnLayerParallel",
-            (Operator::Kda, true) => "KdaLayerParallel",
-        };
-        let mode = match cell.mode {
-            Mode::Verify => "Verify",
-            Mode::Resume => "Resume",
-            _ => "Update",
-        };
-        return format!("({operator}(Mode::{mode}), _, _, {k64})");
-    }
-    let operator = match cell.op {
-        Op::GdnDecode => "GdnDecode",
-        Op::GdnMtp => "GdnMtp",
-        Op::KdaRecurrent if cell.tokens == 1 && !cell.mode.has_previous() => "KdaDecode",
-        Op::KdaRecurrent => "KdaRecurrent",
-        Op::GdnLayer if cell.tokens == 1 => "GdnLayer",
-        Op::KdaLayer if cell.tokens == 1 => "KdaLayer",
-        Op::GdnLayer => "GdnLayerMtp",
-        Op::KdaLayer => "KdaLayerMtp",
+    let is_parallel = cell.formulation == Formulation::Parallel;
+    let operator = cell.op.operator();
+    let of = match operator {
+        Operator::Gdn => "gdn",
+        Operator::Kda => "kda",
+    };
+    let family = match (is_parallel, cell.op.is_layer(), operator) {
+        (true, true, _) => &format!("{of}_layer_parallel"),
+        (true, false, Operator::Gdn) => "gdn_mtp_parallel",
+        (true, false, Operator::Kda) => "kda_recurrent_parallel",
+        (false, true, _) if cell.tokens == 1 => "layer",
+        (false, true, _) => "layer_mtp",
+        (false, false, _) if cell.op == Op::GdnDecode => "gdn_decode",
+        (false, false, _) => "recurrent",
     };
     let layout = match cell.layout {
-        StateLayout::KLast => "KLast",
-        StateLayout::VLast => "VLast",
+        StateLayout::KLast => "klast",
+        StateLayout::VLast => "vlast",
     };
-    format!("({operator}, {layout}, {f32_state}, {k64})")
+    let state = match cell.state {
+        DType::F32 => "f32",
+        _ => "bf16",
+    };
+    let dims = match cell.dim {
+        96 => "k96v192".to_owned(),
+        dim => format!("k{dim}"),
+    };
+    let is_decode = cell.tokens == 1 && !cell.mode.has_previous();
+    let condition = match cell.mode {
+        Mode::Verify if is_parallel => " verify",
+        Mode::Resume if is_parallel => " resume",
+        _ if is_parallel => " update|commit",
+        _ if family == "recurrent" && operator == Operator::Kda && is_decode => " decode",
+        _ => "",
+    };
+    format!("{of} {family} {layout} {state} {dims}{condition}")
 }

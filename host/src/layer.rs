@@ -23,7 +23,7 @@ pub use weights::{GdnParameters, KdaParameters, Parameters, Weights};
 
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::{check_memory, named};
+use crate::shapes::named;
 use crate::step::{
     Commit, Convolution, Flush, Formulation, Inputs, Norm, Options, Pending, Previous, StateLayout,
     States, Step, Stored, Update, Work,
@@ -285,9 +285,6 @@ impl<'a> GdnLayer<'a> {
 /// Checks a step, and that its tensors are in the memory of the pool and writable where they are written.
 fn check<W: Work>(work: &W) -> Result<(), Error> {
     let request = work.request();
-    let problem = request.check()?;
-    let memory = request.pool().tensor.memory();
-    check_memory(memory, &request.tensors(), |name| {
-        request.writes(&problem, name)
-    })
+    request.check()?;
+    request.check_memory(request.pool().tensor.memory())
 }

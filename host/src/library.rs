@@ -17,15 +17,9 @@ use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
 use crate::shapes::{Named, check_memory};
-use crate::step::select::{Gpu, MEASURED_ON, serves};
-use crate::step::{Argument, WHOLE_BYTES};
+use crate::step::{Gpu, MEASURED_ON, Sort, TENSORS, WHOLE_BYTES, serves};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
-
-/// Most tensors of a launch.
-pub(crate) const TENSORS: usize = Argument::ALL.len();
-
-const _: () = assert!(TENSORS <= 64, "a bit for each");
 
 /// Dynamic shared memory that a launch may have without asking first, bytes.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -66,14 +60,6 @@ struct Inner {
     last_other: Last<TENSORS>,
     /// The modules of a library that unloads them when it is dropped.
     unloaded: Option<Mutex<Vec<Module>>>,
-}
-
-/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all at hand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sort {
-    Decode,
-    Prefill,
-    Other,
 }
 
 #[derive(Clone, Debug)]
@@ -253,11 +239,11 @@ impl Library {
         }
     }
 
-    /// Tensors are where this library's kernels reach them, and those written are writable.
+    /// Tensors are where this library's kernels reach them, and those whose positions are `written` are writable.
     pub(crate) fn check_memory(
         &self,
         tensors: &[Option<Named<'_>>],
-        written: impl Fn(&str) -> bool,
+        written: impl Fn(usize) -> bool,
     ) -> Result<(), Error> {
         check_memory(self.memory(), tensors, written)
     }

@@ -59,7 +59,7 @@ pub struct Recipe {
     pub shape: LaunchShape,
     /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
     /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that. Launches of
-    /// a prompt in stretches differ in [`PrefillParams::first_piece`] and what follows it: [`Launch::params`].
+    /// a prompt in segments differ in [`PrefillParams::first_piece`] and what follows it: [`Launch::params`].
     pub params: PrefillParams,
     /// That of a kernel whose states wait ([`Step::pending`](crate::Step::pending)), in place of `params`.
     pub deferred: Option<DeferredParams>,
@@ -100,9 +100,9 @@ impl Recipe {
         recipe
     }
 
-    /// Every launch, in order: one; of a prefill of rows of more than 64 tokens a preparation and a chain, of a long prompt by
-    /// itself up to eight times, and of much shorter rows beside the longest one of those of one token; with a convolution one before
-    /// them, with one or a norm one behind.
+    /// Every kernel of the call in stream order: one where T is at most 16, and for short rows of a prefill. Else, each part where there
+    /// is one, \[convolution\], then \[preparation, chain\] once for each segment of a long prompt, up to eight, then
+    /// \[rows of one token\], then \[norm and windows\].
     pub fn launches(&self) -> impl Iterator<Item = Launch> {
         let Self {
             params, deferred, ..

@@ -3,14 +3,8 @@
 use std::sync::Mutex;
 
 use crate::driver::RawFunction;
-use crate::step::Launches;
+use crate::step::{Launches, SWITCHES, Switches};
 use crate::tensor::{Layout, Tensor};
-
-/// Words of [`Switches`].
-pub(crate) const SWITCHES: usize = 8;
-
-/// All that a check looks at besides tensors, floats by their bits.
-pub(crate) type Switches = [u64; SWITCHES];
 
 /// What was launched last, of arguments with up to `N` tensors, at most 64.
 ///

@@ -291,17 +291,20 @@ fn nested_in_some_order(extent: usize, dims: &[usize], strides: &[usize]) -> boo
     nested(extent, order.iter().map(|&dim| (&dims[dim], &strides[dim])))
 }
 
-/// Tensors are in `wanted` memory, and those written are writable.
+/// Tensors are in `wanted` memory, and those whose positions are `written` are writable.
 pub(crate) fn check_memory(
     wanted: Memory,
     tensors: &[Option<Named<'_>>],
-    written: impl Fn(&str) -> bool,
+    written: impl Fn(usize) -> bool,
 ) -> Result<(), Error> {
     let (wanted_name, other) = match wanted {
         Memory::Device => ("device", "host"),
         Memory::Host => ("host", "device"),
     };
-    for Named { name, tensor } in tensors.iter().flatten() {
+    for (at, named) in tensors.iter().enumerate() {
+        let Some(Named { name, tensor }) = named else {
+            continue;
+        };
         if tensor.memory() != wanted {
             return Err(Error::Memory {
                 tensor: name,
@@ -309,7 +312,7 @@ pub(crate) fn check_memory(
                 got: other,
             });
         }
-        if !tensor.is_writable() && written(name) {
+        if !tensor.is_writable() && written(at) {
             return Err(Error::ReadOnly { tensor: name });
         }
     }

@@ -4,7 +4,6 @@
 mod hazard;
 mod indices;
 mod rows;
-mod switches;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +13,7 @@ use crate::error::Error;
 use crate::library::Library;
 use crate::step::Work;
 use crate::stream::StreamRef;
-use switches::Switches;
+use indices::Indices;
 
 /// What a launch does with its rows: each is active, inactive or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,9 +100,7 @@ impl Library {
         stream: StreamRef<'_>,
         work: &W,
     ) -> Result<IndexReport, Error> {
-        let switches = Switches::of(&work.request())?;
-        indices::wait(self, stream)?;
-        let (report, uses) = switches.map(|tensor| indices::read(self, tensor))?.rows()?;
+        let (report, uses) = Indices::of(self, stream, &work.request())?.rows()?;
         uses.check()?;
         Ok(report)
     }

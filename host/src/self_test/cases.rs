@@ -2,11 +2,11 @@
 //! layout.
 
 use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::prefill::units;
 use gated_delta_kernels::prefill::workspace::tokens_bytes;
 
-use crate::step::select::{Keeps, Kind, Mode, Operator};
-use crate::step::{HeadMap, StateLayout};
+use crate::step::{HeadMap, Kind, Mode, StateLayout};
 use crate::tensor::DType;
 
 /// B
@@ -413,44 +413,39 @@ pub fn cases() -> Vec<Case> {
         return cases;
     };
     let (decode, recurrent) = (with_fresh(DECODE), with_fresh(RECURRENT));
+    let gdn = |family| (family, false);
+    let kda = |family| (family, true);
+    let each_layout: [(_, &[Way]); 13] = [
+        (gdn(Family::GdnDecode), &decode),
+        (gdn(Family::Recurrent), several),
+        (kda(Family::Recurrent), &recurrent),
+        (gdn(Family::GdnPrefillChain), PREFILL),
+        (gdn(Family::GdnPrefillChain), SINGLE_PREFILL),
+        (kda(Family::KdaPrefillChain), PREFILL),
+        (kda(Family::KdaPrefillChain), SINGLE_PREFILL),
+        (gdn(Family::GdnPrefillShort), SHORT_PREFILL),
+        (kda(Family::KdaPrefillShort), SHORT_PREFILL),
+        (gdn(Family::Layer), LAYER),
+        (kda(Family::Layer), LAYER),
+        (gdn(Family::LayerMtp), LAYER_MTP),
+        (kda(Family::LayerMtp), LAYER_MTP),
+    ];
     for layout in [KLast, VLast] {
         for state in [DType::F32, DType::Bf16, DType::F16] {
-            family(&mut cases, Operator::GdnDecode, layout, state, &decode);
-            family(&mut cases, Operator::GdnMtp, layout, state, several);
-            family(
-                &mut cases,
-                Operator::KdaRecurrent,
-                layout,
-                state,
-                &recurrent,
-            );
-            for operator in [Operator::GdnPrefill, Operator::KdaPrefill] {
-                family(&mut cases, operator, layout, state, PREFILL);
-                family(&mut cases, operator, layout, state, SINGLE_PREFILL);
+            for (of, ways) in each_layout {
+                family(&mut cases, of, layout, state, ways);
             }
-            for operator in [Operator::GdnPrefillShort, Operator::KdaPrefillShort] {
-                family(&mut cases, operator, layout, state, SHORT_PREFILL);
-            }
-            family(&mut cases, Operator::GdnLayer, layout, state, LAYER);
-            family(&mut cases, Operator::KdaLayer, layout, state, LAYER);
-            family(&mut cases, Operator::GdnLayerMtp, layout, state, LAYER_MTP);
-            family(&mut cases, Operator::KdaLayerMtp, layout, state, LAYER_MTP);
         }
     }
-    for parallel in [Operator::GdnMtpParallel, Operator::KdaRecurrentParallel] {
+    let parallel = [
+        (gdn(Family::GdnMtpParallel), PARALLEL),
+        (kda(Family::KdaRecurrentParallel), PARALLEL),
+        (gdn(Family::GdnLayerParallel), LAYER_PARALLEL),
+        (kda(Family::KdaLayerParallel), LAYER_PARALLEL),
+    ];
+    for (of, ways) in parallel {
         for state in [DType::Bf16, DType::F16] {
-            family(&mut cases, parallel(Mode::Update), KLast, state, PARALLEL);
-        }
-    }
-    for parallel in [Operator::GdnLayerParallel, Operator::KdaLayerParallel] {
-        for state in [DType::Bf16, DType::F16] {
-            family(
-                &mut cases,
-                parallel(Mode::Update),
-                KLast,
-                state,
-                LAYER_PARALLEL,
-            );
+            family(&mut cases, of, KLast, state, ways);
         }
     }
     cases
@@ -468,12 +463,12 @@ fn with_fresh(ways: &[Way]) -> Vec<Way> {
 /// Every entry of a family at least once, and each of `ways` at least once.
 fn family(
     cases: &mut Vec<Case>,
-    operator: Operator,
+    (family, per_channel): (Family, bool),
     layout: StateLayout,
     state: DType,
     ways: &[Way],
 ) {
-    let gates: &[GateKind] = if operator.per_channel() {
+    let gates: &[GateKind] = if per_channel {
         &[
             GateKind::KdaLog,
             GateKind::KdaSoftplus,
@@ -483,14 +478,16 @@ fn family(
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
     let kinds = [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
-        operator,
+        family,
+        per_channel,
+        mode: Mode::Update,
+        narrow: false,
         layout,
         state,
         k_dim,
         v_dim,
         ratio: 1,
         tokens: 1,
-        keeps: Keeps::Other,
         norm: false,
     });
     // With two value heads to a query/key head where the entry takes them.
@@ -509,11 +506,8 @@ fn family(
     };
     let rounds = variants.iter().cycle().zip(ways.iter().cycle().skip(first));
     for (i, (&(kind, entry), &way)) in rounds.take(count).enumerate() {
-        let chunked = operator.is_chunked();
-        let kind = Kind {
-            norm: chunked && way.norm,
-            ..kind
-        };
+        let norm = kind.is_chunked() && way.norm;
+        let kind = Kind { norm, ..kind };
         cases.push(Case {
             entry,
             kind,

@@ -26,7 +26,7 @@ pub unsafe fn enqueue(
     } else {
         &inputs.tokens
     };
-    let work: Box<dyn Work + '_> = if case.kind.operator.per_channel() {
+    let work: Box<dyn Work + '_> = if case.kind.per_channel {
         work(case, inputs, views, inputs.kda_gates(case, tokens)?)?
     } else {
         work(case, inputs, views, inputs.gdn_gates(case, tokens)?)?
@@ -36,7 +36,7 @@ pub unsafe fn enqueue(
 }
 
 pub fn formulation(case: &Case) -> Formulation {
-    let family = case.kind.operator.family();
+    let family = case.kind.family;
     match (family.is_chunked(), family.is_parallel()) {
         (true, _) => Formulation::Chunked,
         (_, true) => Formulation::Parallel,

@@ -174,7 +174,7 @@ impl Tokens {
     pub fn gate(&self, case: &Case) -> Result<Tensor<'_>, Error> {
         let [rows, tokens] = self.dims;
         let dims = [rows, tokens, case.heads().1, case.key_dim()];
-        let per_channel = case.kind.operator.per_channel();
+        let per_channel = case.kind.per_channel;
         self.gate.tensor(&dims[..if per_channel { 4 } else { 3 }])
     }
 }

@@ -1,8 +1,9 @@
+use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::machine;
 
 use super::cases::Keep;
 use super::*;
-use crate::step::select::{Operator, serves};
+use crate::step::serves;
 use crate::tensor::DType;
 
 #[test]
@@ -36,62 +37,56 @@ fn every_entry_on_states_is_right_in_the_simulator() {
     assert!(report.worst_entry.is_some());
 }
 
+/// A family of kernels, and whether a decay is one per key channel.
+fn operator(case: &Case) -> (Family, bool) {
+    (case.kind.family, case.kind.per_channel)
+}
+
 /// Each operator, layout and state dtype is launched in every way, with both dims.
 #[test]
 fn every_family_is_launched_in_every_way() {
     let cases = cases::cases();
     for case in &cases {
         let family = |other: &&Case| {
-            (other.kind.operator, other.kind.layout, other.kind.state)
-                == (case.kind.operator, case.kind.layout, case.kind.state)
+            operator(other) == operator(case)
+                && (other.kind.layout, other.kind.state) == (case.kind.layout, case.kind.state)
         };
         let of_family: Vec<&Case> = cases.iter().filter(family).collect();
         let some = |wanted: fn(&Case) -> bool| of_family.iter().any(|&case| wanted(case));
-        let family = case.kind.operator.family();
-        let has_64 =
-            !case.kind.operator.per_channel() || !(family.is_chunked() || family.is_parallel());
+        let (family, per_channel) = operator(case);
+        let has_64 = !per_channel || !(family.is_chunked() || family.is_parallel());
         assert_eq!(some(|case| case.kind.k_dim == 64), has_64);
         assert!(some(|case| case.kind.k_dim == 128));
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);
         let several_alone = matches!(
-            case.kind.operator,
-            Operator::GdnMtp
-                | Operator::GdnLayerMtp
-                | Operator::KdaLayerMtp
-                | Operator::GdnLayerParallel(_)
-                | Operator::KdaLayerParallel(_)
-                | Operator::GdnPrefill
-                | Operator::KdaPrefill
+            (family, per_channel),
+            (Family::Recurrent, false)
+                | (Family::LayerMtp, _)
+                | (Family::GdnLayerParallel | Family::KdaLayerParallel, _)
+                | (Family::GdnPrefillChain | Family::KdaPrefillChain, _)
         );
         assert_eq!(in_place, !several_alone);
-        let is_layer = matches!(case.kind.operator, Operator::GdnLayer | Operator::KdaLayer);
-        if is_layer {
+        if family == Family::Layer {
             assert!(some(|case| case.way.conv && case.way.norm));
             assert!(some(|case| case.way.conv && !case.way.norm));
             assert!(some(|case| case.way.norm && !case.way.conv));
             assert!(some(|case| case.way.conv && case.way.fresh));
             assert!(some(|case| case.way.keep == Keep::Nothing));
             assert!(some(|case| case.way.keep == Keep::Elsewhere));
-        } else if case.kind.operator.is_chunked() {
+        } else if family.is_chunked() {
             assert!(some(|case| case.way.keep == Keep::InPlace));
             assert!(some(|case| case.way.keep == Keep::Elsewhere));
             assert!(some(|case| case.way.tokens > 1));
-        } else if case.kind.operator != Operator::GdnDecode {
+        } else if family != Family::GdnDecode {
             assert!(some(|case| case.way.tokens == 3));
             assert!(some(|case| case.way.tokens > 0 && case.way.previous > 0));
             assert!(some(|case| case.way.tokens == 0));
         }
-        if matches!(
-            case.kind.operator,
-            Operator::GdnMtp | Operator::KdaRecurrent
-        ) {
+        if family == Family::Recurrent {
             assert!(some(|case| case.way.snapshots));
             assert!(some(|case| case.way.keep == Keep::EachToken));
         }
-        if matches!(
-            case.kind.operator,
-            Operator::GdnLayerParallel(_) | Operator::KdaLayerParallel(_)
-        ) {
+        if matches!(family, Family::GdnLayerParallel | Family::KdaLayerParallel) {
             for wanted in [
                 |case: &Case| case.way.norm && case.way.keep == Keep::Nothing,
                 |case: &Case| case.way.norm && case.way.previous > 0,
@@ -102,10 +97,7 @@ fn every_family_is_launched_in_every_way() {
             }
             assert!(some(|case| case.way.norm && !case.way.conv));
         }
-        if matches!(
-            case.kind.operator,
-            Operator::GdnLayerMtp | Operator::KdaLayerMtp
-        ) {
+        if family == Family::LayerMtp {
             for wanted in [
                 |case: &Case| case.way.norm && case.way.keep == Keep::InPlace,
                 |case: &Case| case.way.norm && case.way.keep == Keep::EachToken,
@@ -151,7 +143,7 @@ fn a_kernel_with_another_constant_fails_by_name() {
         };
         Truth::new(&other, values, pool)
     };
-    let of = |case: &Case| (case.kind.operator, case.kind.layout, case.way.name);
+    let of = |case: &Case| (operator(case), case.kind.layout, case.way.name);
     for case in first_of_each(|case| case.kind.k_dim == 64, of) {
         let error = run(&Library::simulator(), &[case], truth).unwrap_err();
         let start = format!("self-test of {}, {}: ", case.entry.name(), case.way.name);
@@ -170,7 +162,7 @@ fn a_single_wrong_window_fails() {
     let moves =
         |case: &Case| case.way.conv && case.way.keep == Keep::Elsewhere && case.kind.k_dim == 64;
     // Windows have no layout of states, nor their dtype.
-    for case in first_of_each(moves, |case| (case.kind.operator, case.way.name)) {
+    for case in first_of_each(moves, |case| (operator(case), case.way.name)) {
         let of_slot = case.channels() * (cases::TAPS - 1);
         let mut results = launch(&library, None, None, &case, Truth::new).unwrap();
         let mut spoil = |element| {

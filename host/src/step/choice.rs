@@ -1,11 +1,8 @@
 //! How a launch is computed whose caller leaves that to the library.
 
+use super::args::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
 use super::argument::Argument;
-use super::problem::Problem;
-use super::request::Request;
-use super::select::Gpu;
-use super::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
-use crate::error::Error;
+use super::request::{Phase, Request};
 use crate::tensor::{DType, Tensor};
 
 /// Most tokens of a row in the parallel formulation.
@@ -14,7 +11,7 @@ pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
 /// Most value heads of a query/key head that the parallel formulation takes with a convolution or a norm.
 const MAX_PARALLEL_RATIO: usize = 8;
 
-/// The same of KDA.
+/// Most value heads of a query/key head that it takes of KDA.
 const MAX_PARALLEL_KDA_RATIO: usize = 4;
 
 /// The tensors that a prefill alone has.
@@ -28,7 +25,7 @@ const CU_SEQLENS: u64 = 1 << Argument::CuSeqlens as u32;
 const OF_EACH_TOKEN: u64 = 1 << Argument::Snapshots as u32 | 1 << Argument::TokenSlots as u32;
 
 impl Request<'_> {
-    /// What [`Formulation::Auto`] is for these arguments: the first row that holds. T is the most new tokens of a row that may
+    /// Chooses what [`Formulation::Auto`] is for these arguments: the first row that holds. T is the most new tokens of a row that may
     /// come (of packed rows `max_tokens`), T' the same of previous tokens; 0 where there are none.
     ///
     /// | arguments | formulation |
@@ -54,7 +51,7 @@ impl Request<'_> {
     /// It is made for every launch before any check: of tensors of wrong dims it may be any.
     #[inline(always)]
     pub(super) fn choose(&self) -> Formulation {
-        let is_step = self.inputs.is_some();
+        let is_step = self.phase == Phase::Step;
         let tokens = if is_step { self.bound() } else { 0 };
         if is_step
             && self.pending.is_none()
@@ -117,13 +114,13 @@ impl Request<'_> {
             }
     }
 
-    /// Whether the steps of a ring, and its flush, are of drafts.
+    /// Says whether the steps of a ring, and its flush, are of drafts.
     fn is_ring_parallel(&self, pending: &Pending<'_>, tokens: usize) -> bool {
         let is_of_drafts = tokens > 1
             || pending.most > MAX_PENDING
             || pending.updates.dtype() == DType::Bf16
             || pending.inputs.is_some()
-            || self.is_flush() && self.has(Argument::Windows);
+            || self.phase == Phase::Flush && self.has(Argument::Windows);
         let entries = dim(&pending.keys, 2).unwrap_or(0);
         let may_be = || {
             self.conv.is_none() && entries > pending.most.saturating_add(1) && self.fits_clusters()
@@ -150,48 +147,31 @@ impl Request<'_> {
         let most = heads.unwrap_or(0).saturating_mul(most);
         dim(pool, 1).unwrap_or(0) <= most
     }
+}
 
-    /// What [`Self::check`] finds, on a GPU: token by token where the caller left the choice, and the tokens of a layer at once
-    /// would take clusters of blocks that the GPU has not. One GPU has one choice, so that its bits stay what they are.
-    pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
-        let problem = self.check()?.on(gpu);
-        let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();
-        let may_change = is_left && self.formulation == Formulation::Parallel;
-        if !may_change || gpu.has_clusters() || problem.kind.entries(gpu).next().is_some() {
-            return Ok(problem);
-        }
-        let mut one_by_one = *self;
-        one_by_one.formulation = Formulation::Recurrent;
-        one_by_one.check()
+/// Names the argument that makes a prefill of the request.
+pub(super) fn chunked_by(request: &Request<'_>) -> &'static str {
+    let of_prefill = [
+        (Argument::Positions, "positions"),
+        (Argument::CheckpointSlots, "checkpoints"),
+        (Argument::Workspace, "workspace"),
+    ];
+    let given = of_prefill.into_iter().find(|(it, _)| request.has(*it));
+    match (request.options.formulation, given) {
+        (Formulation::Auto, Some((_, name))) => name,
+        (Formulation::Auto, None) => "T above 16",
+        _ => "formulation = chunked",
     }
 }
 
-/// What errors call a choice.
-impl Request<'_> {
-    /// What makes a prefill of it.
-    pub(super) fn chunked_by(&self) -> &'static str {
-        let of_prefill = [
-            (Argument::Positions, "positions"),
-            (Argument::CheckpointSlots, "checkpoints"),
-            (Argument::Workspace, "workspace"),
-        ];
-        let given = of_prefill.into_iter().find(|(it, _)| self.has(*it));
-        match (self.options.formulation, given) {
-            (Formulation::Auto, Some((_, name))) => name,
-            (Formulation::Auto, None) => "T above 16",
-            _ => "formulation = chunked",
-        }
-    }
-
-    /// Why no drafts are deferred.
-    pub(super) fn no_drafts_by(&self) -> &'static str {
-        match (self.options.formulation, self.pool().tensor.dtype()) {
-            (Formulation::Auto, DType::F32) => "an f32 state",
-            (Formulation::Auto, DType::F16) => "an f16 state",
-            (Formulation::Auto, _) if self.gates.per_channel => "KDA with another K than 128",
-            (Formulation::Auto, _) => "K = 96",
-            _ => "formulation = recurrent",
-        }
+/// Names the reason why drafts are not deferred.
+pub(super) fn no_drafts_by(request: &Request<'_>) -> &'static str {
+    match (request.options.formulation, request.pool().tensor.dtype()) {
+        (Formulation::Auto, DType::F32) => "an f32 state",
+        (Formulation::Auto, DType::F16) => "an f16 state",
+        (Formulation::Auto, _) if request.gates.per_channel => "KDA with another K than 128",
+        (Formulation::Auto, _) => "K = 96",
+        _ => "formulation = recurrent",
     }
 }
 

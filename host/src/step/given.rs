@@ -3,16 +3,31 @@
 
 use std::mem::MaybeUninit;
 
-use super::argument::Argument;
-use super::gates::{GateForm, GateParts, Gates};
-use super::pending::Flush;
-use super::request::Request;
-use super::work::sealed;
-use super::{
-    Commit, Convolution, Formulation, Inputs, Options, Pending, PerToken, ReadOnly, States, Step,
-    Stored, Update,
+use super::args::gates::{GateForm, GateParts};
+use super::args::{
+    Commit, Convolution, Flush, Formulation, Gates, Inputs, Options, Pending, PerToken, ReadOnly,
+    States, Step, Stored, Update,
 };
+use super::argument::Argument;
+use super::request::{Phase, Request};
 use crate::tensor::Tensor;
+
+pub(crate) mod sealed {
+    use std::mem::MaybeUninit;
+
+    use crate::step::request::Request;
+
+    /// Says what the arguments come down to.
+    pub trait Work {
+        /// Makes a request of the arguments where the caller wants it: for a launch, which does not move it.
+        fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
+
+        /// Makes a request by value.
+        fn request(&self) -> Request<'_> {
+            *self.describe(&mut MaybeUninit::uninit())
+        }
+    }
+}
 
 /// A request that is being made where it stays.
 struct Given<'r, 'a> {
@@ -30,7 +45,7 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
             | States::ReadOnly(ReadOnly { pool, .. })
             | States::PerToken(PerToken { pool, .. }) => pool,
         };
-        let mut given = Given::new(at, pool, gates.form, &self.options);
+        let mut given = Given::new(at, Phase::Step, pool, gates.form, &self.options);
         match &self.states {
             States::Update(states) => given.update(states),
             States::ReadOnly(states) => {
@@ -97,7 +112,8 @@ impl<G: Gates> sealed::Work for Commit<'_, G> {
     #[inline]
     fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
         let gates = self.gates.parts();
-        let mut given = Given::new(at, &self.states.pool, gates.form, &self.options);
+        let (pool, form) = (&self.states.pool, gates.form);
+        let mut given = Given::new(at, Phase::Commit, pool, form, &self.options);
         given.update(&self.states);
         given.keep(&self.stored, &self.keep);
         if let Stored::Conv(conv) = &self.stored {
@@ -116,7 +132,7 @@ impl sealed::Work for Flush<'_> {
     #[inline]
     fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
         let gates = GateForm::of_none(&self.pending.decays);
-        let mut given = Given::new(at, &self.states.pool, gates, &self.options);
+        let mut given = Given::new(at, Phase::Flush, &self.states.pool, gates, &self.options);
         given.update(&self.states);
         given.wait(&self.pending);
         if let Some(windows) = &self.windows {
@@ -131,12 +147,13 @@ impl<'r, 'a> Given<'r, 'a> {
     #[inline(always)]
     fn new(
         at: &'r mut MaybeUninit<Request<'a>>,
+        phase: Phase,
         pool: &'a Tensor<'a>,
         gates: GateForm,
         options: &'a Options,
     ) -> Self {
         let mut given = Self {
-            request: at.write(Request::new(pool, gates, options)),
+            request: at.write(Request::new(phase, pool, gates, options)),
             present: 0,
         };
         given.give(Argument::Pool, pool);

@@ -6,19 +6,19 @@ use bytemuck::bytes_of;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::PrefillParams;
 
+use super::args::Pending;
 use super::argument::Argument;
-use super::checks::one_of;
-use super::launches::Launches;
+use super::plan::Plan;
 use super::problem::Problem;
-use super::request::Request;
+use super::request::{Request, Switches};
+use super::schedule::Launches;
+use super::shape::checks::one_of;
 use super::work::Work;
-use super::{Pending, Plan};
 use crate::Entry;
 use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
-use crate::recall::Switches;
 use crate::stream::StreamRef;
 
 impl Library {
@@ -280,14 +280,13 @@ impl Library {
         switches: Switches,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
-        let tensors = request.tensors();
         let problem = request.check_on(self.gpu())?;
         let lengths = request.lengths();
         let entry = match variant {
             Some(variant) => one_of(problem.variants(&lengths), variant)?,
             None => problem.entry(&lengths, self.gpu())?,
         };
-        self.check_memory(&tensors, |name| request.writes(&problem, name))?;
+        request.check_memory(self.memory())?;
         problem.check_workspace(&lengths, request.get(Argument::Workspace))?;
         if lengths.are_nothing() {
             return Ok(());
@@ -311,7 +310,7 @@ impl Library {
                 .remember(switches, request.present(), launches);
             return Ok(());
         }
-        let mut parameter = request.parameter();
+        let (tensors, mut parameter) = (request.tensors(), request.parameter());
         for launch in launches.in_order() {
             let (entry, shape) = (launch.of, launch.shape);
             let (words, bytes) = (problem.words(), parameter.bytes(&launch));

@@ -7,14 +7,16 @@ use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::step::LayerParams;
 
-use super::argument::Argument;
-use super::checks::{self, aligned_of};
-use super::launches::Launches;
-use super::options::Formulation;
-use super::pending::check_rings_aligned;
-use super::prefill::{Lengths, WORKSPACE_ALIGNMENT, check_workspace};
-use super::problem::{ByRows, Problem};
+use super::args::Formulation;
+use super::argument::{Argument, Wide};
+use super::lengths::Lengths;
+use super::problem::Problem;
 use super::request::Request;
+use super::schedule::prefill::check_workspace;
+use super::schedule::{ByRows, Launches};
+use super::shape::checks;
+use super::shape::prefill::WORKSPACE_ALIGNMENT;
+use super::shape::rings::check_rings_aligned;
 use super::work::Work;
 use crate::Entry;
 use crate::driver::RawFunction;
@@ -50,13 +52,13 @@ pub struct Plan {
     problem: Problem,
     /// Every kernel that some batch size gets; none in the simulator.
     functions: Vec<(Entry, RawFunction)>,
-    /// Those of what is no prefill by B.
+    /// The kernels of what is no prefill, by B.
     by_rows: Vec<ByRows<RawFunction>>,
-    /// Of a prefill: of the last rows.
+    /// The launches of a prefill's last rows.
     of_last: Arc<Mutex<Option<OfLengths>>>,
 }
 
-/// What rows of some lengths take.
+/// The workspace and the launches that rows of some lengths take.
 #[derive(Clone, Copy, Debug)]
 struct OfLengths {
     lengths: Lengths,
@@ -158,7 +160,7 @@ impl Plan {
         unsafe { self.launch_request(stream, request) }
     }
 
-    /// Whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
+    /// Says whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
     #[inline]
     fn is_chosen_anew(&self, request: &Request<'_>) -> bool {
         // No prefill has these, and looking there costs a launch less.
@@ -212,7 +214,7 @@ impl Plan {
         self.problem.check_aligned(params)?;
         let (function, shape) = self.of_rows(rows)?;
         if let Some(pending) = request.pending {
-            check_rings_aligned(pending, self.problem.kind.operator.per_channel())?;
+            check_rings_aligned(pending, self.problem.kind.per_channel)?;
         }
         // SAFETY: the caller's promise; the function was compiled for these constants.
         unsafe { self.library.launch_one(stream, (function, shape), request) }
@@ -253,14 +255,14 @@ impl Plan {
         }
         let params = request.prefill_params(*request.params());
         self.problem.check_aligned(&params.layer)?;
-        aligned_of(WORKSPACE_ALIGNMENT, || [("workspace", params.workspace)])?;
+        checks::aligned(WORKSPACE_ALIGNMENT, || [("workspace", params.workspace)])?;
         let of = self.of_lengths(lengths)?;
         check_workspace(of.workspace_bytes, request.get(Argument::Workspace))?;
         // SAFETY: the caller's promise; the functions were compiled for these constants.
         unsafe { self.library.launch_several(stream, &of.launches, params) }
     }
 
-    /// What rows of these lengths take: that of the last ones, where they are as long, as those of all layers of a step are.
+    /// The launches of rows of these lengths: those of the last rows, where these are as long, as in all layers of a step.
     fn of_lengths(&self, lengths: Lengths) -> Result<OfLengths, Error> {
         // A thread that finds another one at it does without.
         let mut last = self.of_last.try_lock().ok();
@@ -303,43 +305,25 @@ impl Plan {
 impl Problem {
     /// The addresses are as aligned as planned.
     pub(super) fn check_aligned(&self, params: &LayerParams) -> Result<(), Error> {
-        let step = &params.step;
-        if self.constants.wide_io != 0 {
-            aligned_of(16, || {
-                [
-                    ("q", step.q),
-                    ("k", step.k),
-                    ("v", step.v),
-                    ("o", step.o),
-                    ("previous k", step.previous_k),
-                    ("previous v", step.previous_v),
-                ]
-            })?;
+        let c = &self.constants;
+        if c.wide_io != 0 {
+            aligned(Wide::Io, 16, params)?;
             if self.is_chunked() {
-                aligned_of(16, || [("x", params.x)])?;
+                aligned(Wide::Chunks, 16, params)?;
             }
-            if self.kind.operator.per_channel() {
-                aligned_of(16, || {
-                    [
-                        ("g", step.g),
-                        ("previous g", step.previous_g),
-                        ("dt_bias", step.dt_bias),
-                    ]
-                })?;
+            if self.kind.per_channel {
+                aligned(Wide::Channels, 16, params)?;
             }
         }
-        if self.constants.wide_state != 0 {
-            aligned_of(16, || {
-                [
-                    ("pool", step.read_pool),
-                    ("write_pool", step.write_pool),
-                    ("snapshots", step.snapshots),
-                ]
-            })?;
+        if c.wide_state != 0 {
+            aligned(Wide::States, 16, params)?;
         }
-        if self.constants.wide_conv_weight != 0 {
-            let bytes = self.constants.taps as usize * self.conv_weight_bytes();
-            aligned_of(bytes, || [("conv_weight", params.conv_weight)])?;
+        if c.wide_norm != 0 {
+            aligned(Wide::Norm, 16, params)?;
+        }
+        if c.wide_conv_weight != 0 {
+            let bytes = c.taps as usize * self.conv_weight_bytes();
+            aligned(Wide::Taps, bytes, params)?;
         }
         Ok(())
     }
@@ -352,4 +336,19 @@ impl Problem {
             2
         }
     }
+}
+
+/// The addresses of what is `wide` are multiples of so many bytes, a power of two.
+#[inline(always)]
+fn aligned(wide: Wide, bytes: usize, params: &LayerParams) -> Result<(), Error> {
+    match Argument::addresses(wide, params) & (bytes as u64 - 1) {
+        0 => Ok(()),
+        _ => Err(misaligned(wide, bytes, params)),
+    }
+}
+
+#[cold]
+fn misaligned(wide: Wide, bytes: usize, params: &LayerParams) -> Error {
+    let of_wide = Argument::ALL.iter().filter(|it| it.wide() == wide);
+    checks::misaligned(bytes, of_wide.map(|it| (it.name(), it.address(params))))
 }

@@ -1,20 +1,41 @@
-//! What a step and a commit of either operator come down to.
+//! The request that a step, a commit or a flush of either operator comes down to.
 
 use bytemuck::Zeroable;
+use gated_delta_kernels::prefill::CHUNK;
 use gated_delta_kernels::step::LayerParams;
 
-use super::argument::Argument;
-use super::gates::GateForm;
-use super::problem::Problem;
-use super::select::{Gpu, MEASURED_ON};
-use super::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
+use super::args::gates::GateForm;
+use super::args::{Activation, Convolution, Formulation, Inputs, Norm, Options, Pending, Stored};
+use super::argument::{Access, Argument, TENSORS};
 use crate::Entry;
 use crate::error::Error;
-use crate::library::{Sort, TENSORS, unproved};
-use crate::raw::Recipe;
-use crate::recall::{SWITCHES, Switches};
 use crate::shapes::{Named, check_memory, named};
 use crate::tensor::{Memory, Tensor};
+
+/// The tokens that a launch has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// New tokens, after previous ones or not.
+    Step,
+    /// Previous tokens alone: the first of them become part of the states.
+    Commit,
+    /// Pending tokens alone: all of them become part of the states.
+    Flush,
+}
+
+/// Words of [`Switches`].
+pub(crate) const SWITCHES: usize = 8;
+
+/// All that a check looks at besides tensors, floats by their bits.
+pub(crate) type Switches = [u64; SWITCHES];
+
+/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sort {
+    Decode,
+    Prefill,
+    Other,
+}
 
 /// Tokens that are read from the state.
 #[derive(Clone, Copy)]
@@ -34,13 +55,13 @@ pub(super) struct Kept<'a> {
     pub keep: Named<'a>,
 }
 
-/// What k and v of such tokens are, or are made of.
+/// k and v of such tokens, or the tensor that they are made of.
 #[derive(Clone, Copy)]
 pub(super) enum KeptInputs<'a> {
     Kv([Named<'a>; 2]),
     /// The x of the new tokens' convolution.
     X(Named<'a>),
-    /// Of a commit, with its x.
+    /// The convolution of a commit, with its x.
     Conv(&'a Convolution<'a>),
 }
 
@@ -76,18 +97,19 @@ impl<'a> KeptInputs<'a> {
 /// Made for every launch: it borrows the arguments, and what has to be checked is looked at in [`Request::check`] alone.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// By [`Argument`].
+    /// Tensors by [`Argument`].
     pub(super) given: [Option<&'a Tensor<'a>>; TENSORS],
     /// Bit i: there is a tensor at i.
     pub(super) present: u64,
-    /// As far as tensors have been given.
+    /// The parameter, as far as tensors have been given.
     pub(super) params: LayerParams,
+    pub(crate) phase: Phase,
     pool: &'a Tensor<'a>,
-    /// Of the new tokens.
+    /// Inputs of the new tokens.
     pub(super) inputs: Option<&'a Inputs<'a>>,
-    /// Of the previous tokens, or of those of a commit.
+    /// Inputs of the previous tokens, or of those of a commit.
     pub(super) stored: Option<&'a Stored<'a>>,
-    /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
+    /// The convolution that makes q, k and v of the new tokens, or of a commit, where they are not given.
     pub(super) conv: Option<&'a Convolution<'a>>,
     pub(super) norm: Option<&'a Norm<'a>>,
     pub(super) gates: GateForm,
@@ -96,10 +118,10 @@ pub struct Request<'a> {
     pub(super) checkpoint_every: usize,
     /// T where there are `cu_seqlens`.
     pub(crate) max_tokens: usize,
-    /// Whether the states are [`States::ReadOnly`].
+    /// The states are read and not written.
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
-    /// That of the options, or what [`Request::choose`] has chosen: never [`Formulation::Auto`] where all is given.
+    /// The formulation of the options, or what [`Request::choose`] has chosen: never [`Formulation::Auto`] where all is given.
     pub(crate) formulation: Formulation,
 }
 
@@ -114,10 +136,16 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Of nothing yet but a pool.
+    /// A request that has nothing yet but a pool.
     #[inline(always)]
-    pub(super) fn new(pool: &'a Tensor<'a>, gates: GateForm, options: &'a Options) -> Self {
+    pub(super) fn new(
+        phase: Phase,
+        pool: &'a Tensor<'a>,
+        gates: GateForm,
+        options: &'a Options,
+    ) -> Self {
         Self {
+            phase,
             given: [None; TENSORS],
             present: 0,
             params: Zeroable::zeroed(),
@@ -147,7 +175,7 @@ impl<'a> Request<'a> {
         self.given[argument as usize]
     }
 
-    /// Whether there is such a tensor.
+    /// Says whether there is such a tensor.
     #[inline(always)]
     pub(crate) fn has(&self, argument: Argument) -> bool {
         self.given[argument as usize].is_some()
@@ -165,18 +193,18 @@ impl<'a> Request<'a> {
         self.given[argument as usize].map_or(0, |tensor| tensor.address())
     }
 
-    /// What a tensor is called in these arguments.
+    /// The name of a tensor in these arguments.
     pub(crate) fn name(&self, argument: Argument) -> &'static str {
         let [gate, beta, previous_gate, previous_beta] = *self.gates.names;
         // The tokens of a commit are no previous ones of others.
-        match (argument, self.is_commit()) {
-            (Argument::Gate, _) | (Argument::PreviousGate, true) => gate,
-            (Argument::Beta, _) | (Argument::PreviousBeta, true) => beta,
-            (Argument::PreviousGate, false) => previous_gate,
-            (Argument::PreviousBeta, false) => previous_beta,
-            (Argument::PreviousK, true) => Argument::K.name(),
-            (Argument::PreviousV, true) => Argument::V.name(),
-            (Argument::PreviousX, true) => Argument::X.name(),
+        match (argument, self.phase) {
+            (Argument::Gate, _) | (Argument::PreviousGate, Phase::Commit) => gate,
+            (Argument::Beta, _) | (Argument::PreviousBeta, Phase::Commit) => beta,
+            (Argument::PreviousGate, _) => previous_gate,
+            (Argument::PreviousBeta, _) => previous_beta,
+            (Argument::PreviousK, Phase::Commit) => Argument::K.name(),
+            (Argument::PreviousV, Phase::Commit) => Argument::V.name(),
+            (Argument::PreviousX, Phase::Commit) => Argument::X.name(),
             _ => argument.name(),
         }
     }
@@ -212,17 +240,12 @@ impl<'a> Request<'a> {
     pub(crate) fn batch(&self) -> u32 {
         let first = |tensor: &Tensor<'_>| tensor.dims().first().copied().unwrap_or(0);
         let of = |argument: Argument| self.given[argument as usize].map_or(0, first);
-        let rows = if self.has(Argument::CuSeqlens) {
-            of(Argument::CuSeqlens).saturating_sub(1)
-        } else if self.inputs.is_some() {
-            of(Argument::O)
-        } else if let Some(stored) = self.stored {
-            match stored {
-                Stored::Kv { k: first_one, .. } | Stored::X { x: first_one } => first(first_one),
-                Stored::Conv(conv) => first(&conv.x),
-            }
-        } else {
-            of(Argument::PendingLen)
+        let rows = match self.phase {
+            _ if self.has(Argument::CuSeqlens) => of(Argument::CuSeqlens).saturating_sub(1),
+            Phase::Step => of(Argument::O),
+            Phase::Commit if self.has(Argument::PreviousX) => of(Argument::PreviousX),
+            Phase::Commit => of(Argument::PreviousK),
+            Phase::Flush => of(Argument::PendingLen),
         };
         rows as u32
     }
@@ -235,14 +258,9 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// What makes q, k and v, where they are not given: of the new tokens, or of a commit.
+    /// The convolution that makes q, k and v of the new tokens, or of a commit, where they are not given.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
         self.conv
-    }
-
-    /// Whether nothing but a commit is asked for.
-    pub(super) fn is_commit(&self) -> bool {
-        self.inputs.is_none()
     }
 
     /// The pool that states start from.
@@ -313,22 +331,23 @@ impl<'a> Request<'a> {
         tensors
     }
 
-    /// Whether the tensor of this name is written.
-    pub(crate) fn writes(&self, problem: &Problem, name: &str) -> bool {
-        let writes_slots = problem.writes_final() || self.has(Argument::TokenSlots);
-        match name {
-            "o" | "snapshots" | "window_snapshots" | "workspace" => true,
-            "keys" | "updates" | "decays" | "inputs" => !self.is_flush(),
-            "pool" | "write_pool" => writes_slots && name == self.written_pool().name,
-            "windows" | "write_windows" => {
-                let written = self.windows().map(|[_, written]| written);
-                writes_slots && written.is_some_and(|written| name == written.name)
-            }
-            _ => false,
+    /// Says whether a launch writes this tensor.
+    pub(crate) fn writes(&self, argument: Argument) -> bool {
+        match argument.access() {
+            Access::Read => false,
+            Access::Write => true,
+            Access::Ring => self.phase == Phase::Step,
+            Access::Update(other) => !self.read_only && !self.has(other),
+            Access::States => !self.read_only,
         }
     }
 
-    /// Which of a library's last launches it may be like, as far as that is seen before a check.
+    /// Tensors are in `memory`, and those that a launch writes are writable.
+    pub(crate) fn check_memory(&self, memory: Memory) -> Result<(), Error> {
+        check_memory(memory, &self.tensors(), |at| self.writes(Argument::ALL[at]))
+    }
+
+    /// The sort of a library's last launches that it may be like, as far as that is seen before a check.
     pub(super) fn sort(&self) -> Sort {
         let o = self.given[Argument::O as usize];
         let is_one = o.and_then(|o| o.dims().get(1)) == Some(&1);
@@ -341,89 +360,43 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// See [`Work::recipe`](super::Work::recipe).
-    pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
-        let problem = self.check_on(gpu)?;
-        check_memory(Memory::Device, &self.tensors(), |name| {
-            self.writes(&problem, name)
-        })?;
-        let lengths = self.lengths();
-        problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
-        let entry = problem.entry(&lengths, gpu)?;
-        // Who launches by itself has no library to take what is not proved.
-        if !entry.is_proved() {
-            return Err(unproved(entry));
+    /// Says whether it is a prefill.
+    pub(crate) fn is_chunked(&self) -> bool {
+        self.formulation == Formulation::Chunked
+    }
+
+    /// Says whether the caller promises of packed rows that each has at most 64 tokens.
+    pub(super) fn promises_short_rows(&self) -> bool {
+        self.has(Argument::CuSeqlens) && self.max_tokens <= CHUNK as usize
+    }
+
+    /// T; of packed rows what the caller says. The check has seen every rank.
+    pub(crate) fn most_tokens(&self) -> usize {
+        match (self.has(Argument::CuSeqlens), self.get(Argument::O)) {
+            (true, _) => self.max_tokens,
+            (false, Some(o)) => o.tensor.dims()[1],
+            (false, None) => 0,
         }
-        let launches = problem.launches(entry, &lengths, gpu, true);
-        let launches = launches.try_map(|entry| Ok(problem.kernel(entry)))?;
-        Ok(Recipe::new(launches, self.parameter()))
     }
 
-    /// The variant that a launch takes.
-    pub(crate) fn selected(&self) -> Result<Entry, Error> {
-        let problem = self.check_on(MEASURED_ON)?;
-        problem.entry(&self.lengths(), MEASURED_ON)
+    /// New tokens of all rows, of packed ones and what is around them. The check has seen every rank.
+    pub(super) fn tokens(&self) -> u64 {
+        match self.total() {
+            Some(total) => total as u64,
+            None => u64::from(self.batch()) * self.most_tokens() as u64,
+        }
     }
 
-    /// Bytes that a launch must move where every row is active and full.
-    pub(crate) fn bytes(&self) -> Result<u64, Error> {
-        const IN_SLOTS: [&str; 11] = [
-            "keys",
-            "updates",
-            "decays",
-            "inputs",
-            "pool",
-            "write_pool",
-            "snapshots",
-            "windows",
-            "write_windows",
-            "window_snapshots",
-            "workspace",
-        ];
-        let problem = self.check()?;
-        let (rows, tokens) = (u64::from(self.batch()), self.tokens());
-        let final_ones = match (problem.writes_final(), self.pending) {
-            (true, None) => rows + self.most_checkpoints(),
-            (true, Some(_)) if self.is_flush() => rows,
-            _ => 0,
-        };
-        let of_rings = self.pending.map_or(0, |pending| {
-            let entries = match self.is_flush() {
-                true => rows * pending.most as u64,
-                false => tokens,
-            };
-            entries * pending.entry_bytes()
-        });
-        let of_each_token = [Argument::Snapshots, Argument::TokenSlots];
-        let of_each_token = of_each_token.into_iter().filter(|&it| self.has(it));
-        let written = final_ones + tokens * of_each_token.count() as u64;
-        let others: u64 = self
-            .tensors()
-            .into_iter()
-            .flatten()
-            .filter(|named| !IN_SLOTS.contains(&named.name))
-            .map(|named| {
-                let elements: usize = named.tensor.dims().iter().product();
-                (elements * named.tensor.dtype().size_of()) as u64
-            })
-            .sum();
-        let states = (rows + written).saturating_mul(problem.state_bytes());
-        let windows = self.windows().map_or(0, |[read, _]| {
-            let taps = u64::from(problem.constants.taps);
-            let (window, of_each_token) = (taps - 1, self.has(Argument::WindowSnapshots));
-            // With token slots, a window without its oldest input, and the row's own.
-            let in_slots = match (self.has(Argument::TokenSlots), self.pending) {
-                (true, _) => rows * (window - 1) + tokens,
-                // They move, whether a state is written or not, but for drafts.
-                (false, Some(pending)) if pending.inputs.is_none() => rows * window,
-                (false, _) => final_ones * window,
-            };
-            let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
-            let (channels, element) = (read.tensor.dims()[1], read.tensor.dtype().size_of());
-            inputs * (channels * element) as u64
-        });
-        let around = windows.saturating_add(of_rings);
-        Ok(states.saturating_add(around).saturating_add(others))
+    /// Most checkpoints that rows which begin their sequences may write.
+    pub(super) fn most_checkpoints(&self) -> u64 {
+        self.get(Argument::CheckpointSlots).map_or(0, |slots| {
+            let [rows, of_row] = [0, 1].map(|dim| slots.tensor.dims()[dim] as u64);
+            let every = self.checkpoint_every() as u64;
+            match self.has(Argument::CuSeqlens) {
+                true => (self.tokens() / every).min(rows * of_row),
+                false => rows * (self.most_tokens() as u64 / every).min(of_row),
+            }
+        })
     }
 
     /// Addresses and sizes, as a launch takes them.

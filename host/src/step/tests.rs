@@ -7,14 +7,17 @@ mod pending;
 mod prefill;
 mod prefill_launches;
 mod refused;
+mod stages;
 
+use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::step::{StepConstants, StepParams};
 
-use super::select::Keeps;
 use super::work::sealed::Work as _;
 use super::*;
+
 use crate::DType::{self, Bf16, F16, F32, I32, I64, U32};
 use crate::error::Error;
+use crate::tensor::Tensor;
 
 fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
     // SAFETY: nothing is launched.
@@ -115,6 +118,12 @@ fn with_states<G>(
 ) -> Step<'static, G> {
     step.states = states.into();
     step
+}
+
+/// The family of kernels, and whether a decay is one per key channel.
+fn operator(work: &dyn Work) -> (Family, bool) {
+    let kind = work.request().check().unwrap().kind;
+    (kind.family, kind.per_channel)
 }
 
 /// q, k, v.
@@ -304,15 +313,15 @@ fn a_plan_has_the_launches_of_every_b() {
     ] {
         let problem = work.request().check().unwrap();
         for multiprocessors in [20, 132, 160] {
-            let gpu = select::Gpu {
+            let gpu = Gpu {
                 multiprocessors,
-                ..select::MEASURED_ON
+                ..MEASURED_ON
             };
             let by_rows: Vec<_> = problem.by_rows(gpu).collect();
             assert_eq!(by_rows.last().map(|step| step.last), Some(MAX_BATCH as u32));
             steps += by_rows.len();
             for rows in (1..600).chain([MAX_BATCH as u32 - 1, MAX_BATCH as u32]) {
-                let lengths = crate::step::prefill::Lengths::of_rows(rows);
+                let lengths = crate::step::lengths::Lengths::of_rows(rows);
                 let entry = problem.entry(&lengths, gpu).unwrap();
                 let wanted = problem.launches(entry, &lengths, gpu, true).main;
                 let step = by_rows.iter().find(|step| rows <= step.last).unwrap();
@@ -385,12 +394,12 @@ fn a_family_follows_from_t_and_options() {
 /// What is selected may depend on which states a step keeps.
 #[test]
 fn what_is_kept_follows_from_states() {
-    let keeps = |work: &dyn Work| work.request().check().unwrap().kind.keeps;
-    assert_eq!(keeps(&gdn()), Keeps::Last);
-    assert_eq!(keeps(&gdn().snapshots(snapshots())), Keeps::Each);
-    assert_eq!(keeps(&token_slots()), Keeps::Each);
+    let mode = |work: &dyn Work| work.request().check().unwrap().kind.mode;
+    assert_eq!(mode(&gdn()), Mode::Update);
+    assert_eq!(mode(&gdn().snapshots(snapshots())), Mode::Each);
+    assert_eq!(mode(&token_slots()), Mode::Each);
     let verify = with_states(gdn(), States::read_only(pool()));
-    assert_eq!(keeps(&verify), Keeps::Other);
-    assert_eq!(keeps(&resume()), Keeps::Other);
-    assert_eq!(keeps(&commit()), Keeps::Other);
+    assert_eq!(mode(&verify), Mode::Verify);
+    assert_eq!(mode(&resume()), Mode::Resume);
+    assert_eq!(mode(&commit()), Mode::Commit);
 }

@@ -2,11 +2,16 @@
 
 use gated_delta_kernels::step::LayerParams;
 
+use super::args::Formulation;
+use super::argument::{Argument, Unit};
+pub(crate) use super::given::sealed;
+use super::gpu::{Gpu, MEASURED_ON};
+use super::request::{Phase, Request};
 use crate::Entry;
 use crate::error::Error;
+use crate::library::unproved;
 use crate::raw::Recipe;
-use crate::step::Formulation;
-use crate::step::select::{Gpu, MEASURED_ON};
+use crate::tensor::Memory;
 
 /// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit
 /// of either.
@@ -94,19 +99,75 @@ pub trait Work: sealed::Work {
 
 impl<W: sealed::Work> Work for W {}
 
-pub(crate) mod sealed {
-    use std::mem::MaybeUninit;
-
-    use crate::step::request::Request;
-
-    /// Says what the arguments come down to.
-    pub trait Work {
-        /// Makes a request of the arguments where the caller wants it: for a launch, which does not move it.
-        fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
-
-        /// The same by value.
-        fn request(&self) -> Request<'_> {
-            *self.describe(&mut MaybeUninit::uninit())
+/// Numbers and kernels of a launch of the arguments.
+impl Request<'_> {
+    /// See [`Work::recipe`](super::Work::recipe).
+    pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
+        let problem = self.check_on(gpu)?;
+        self.check_memory(Memory::Device)?;
+        let lengths = self.lengths();
+        problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
+        let entry = problem.entry(&lengths, gpu)?;
+        // Who launches by itself has no library to take what is not proved.
+        if !entry.is_proved() {
+            return Err(unproved(entry));
         }
+        let launches = problem.launches(entry, &lengths, gpu, true);
+        let launches = launches.try_map(|entry| Ok(problem.kernel(entry)))?;
+        Ok(Recipe::new(launches, self.parameter()))
+    }
+
+    /// The variant that a launch takes.
+    pub(crate) fn selected(&self) -> Result<Entry, Error> {
+        let problem = self.check_on(MEASURED_ON)?;
+        problem.entry(&self.lengths(), MEASURED_ON)
+    }
+
+    /// Bytes that a launch must move where every row is active and full.
+    pub(crate) fn bytes(&self) -> Result<u64, Error> {
+        let problem = self.check()?;
+        let (rows, tokens) = (u64::from(self.batch()), self.tokens());
+        let is_flush = self.phase == Phase::Flush;
+        let final_ones = match (problem.writes_final(), self.pending) {
+            (true, None) => rows + self.most_checkpoints(),
+            (true, Some(_)) if is_flush => rows,
+            _ => 0,
+        };
+        let of_rings = self.pending.map_or(0, |pending| {
+            let entries = match is_flush {
+                true => rows * pending.most as u64,
+                false => tokens,
+            };
+            entries * pending.entry_bytes()
+        });
+        let of_each_token = [Argument::Snapshots, Argument::TokenSlots];
+        let of_each_token = of_each_token.into_iter().filter(|&it| self.has(it));
+        let written = final_ones + tokens * of_each_token.count() as u64;
+        let moves_whole =
+            |it: &&Argument| matches!(it.unit(), Unit::Token | Unit::Row | Unit::Layer);
+        let others: u64 = (Argument::ALL.iter().filter(moves_whole))
+            .filter_map(|&argument| self.tensor(argument))
+            .map(|tensor| {
+                let elements: usize = tensor.dims().iter().product();
+                (elements * tensor.dtype().size_of()) as u64
+            })
+            .sum();
+        let states = (rows + written).saturating_mul(problem.state_bytes());
+        let windows = self.windows().map_or(0, |[read, _]| {
+            let taps = u64::from(problem.constants.taps);
+            let (window, of_each_token) = (taps - 1, self.has(Argument::WindowSnapshots));
+            // With token slots, a window without its oldest input, and the row's own.
+            let in_slots = match (self.has(Argument::TokenSlots), self.pending) {
+                (true, _) => rows * (window - 1) + tokens,
+                // They move, whether a state is written or not, but for drafts.
+                (false, Some(pending)) if pending.inputs.is_none() => rows * window,
+                (false, _) => final_ones * window,
+            };
+            let inputs = rows * window + in_slots + u64::from(of_each_token) * tokens * window;
+            let (channels, element) = (read.tensor.dims()[1], read.tensor.dtype().size_of());
+            inputs * (channels * element) as u64
+        });
+        let around = windows.saturating_add(of_rings);
+        Ok(states.saturating_add(around).saturating_add(others))
     }
 }

@@ -1,4 +1,4 @@
-//! Index tensors, read on the host.
+//! The index tensors of a launch, read on the host, and the tensors that their numbers are of.
 
 use std::ptr;
 use std::slice;
@@ -6,11 +6,87 @@ use std::slice;
 use crate::error::Error;
 use crate::library::Library;
 use crate::shapes::Named;
+use crate::step::{Argument, Request, TENSORS, Unit};
 use crate::stream::StreamRef;
 use crate::tensor::DType;
 
+/// Everything that says where states start and go.
+pub struct Indices<'a> {
+    /// B
+    pub rows: usize,
+    /// T; 0 for a commit.
+    pub tokens: usize,
+    /// Tokens of packed tensors.
+    pub total: usize,
+    /// T'
+    pub previous_tokens: usize,
+    /// Whether the state after a row's last, or last kept, token goes to the write slot.
+    pub writes_final: bool,
+    pub null_slot: Option<u32>,
+    pub pool: Named<'a>,
+    /// The pool that is written.
+    pub write_pool: Named<'a>,
+    pub snapshots: Option<Named<'a>>,
+    /// The windows of a convolution, and those that are written: of as many slots as the pools.
+    pub windows: Option<[Named<'a>; 2]>,
+    /// The windows after every token.
+    pub window_snapshots: Option<Named<'a>>,
+    /// Tokens from one checkpoint to the next.
+    pub every: usize,
+    /// The most tokens that are pending, and entries of a ring.
+    pub ring: [usize; 2],
+    /// By [`Argument`].
+    numbers: [Option<Vec<i64>>; TENSORS],
+}
+
+impl<'a> Indices<'a> {
+    /// Checks `request` as a launch would, waits for what `stream` still has to do to the index tensors, and reads them.
+    pub fn of(
+        library: &Library,
+        stream: StreamRef<'_>,
+        request: &Request<'a>,
+    ) -> Result<Self, Error> {
+        let problem = request.check()?;
+        problem.check_workspace(&request.lengths(), request.get(Argument::Workspace))?;
+        wait(library, stream)?;
+        let mut numbers = [const { None }; TENSORS];
+        let indices = Argument::ALL.iter().filter(|it| it.unit() == Unit::Row);
+        for tensor in indices.filter_map(|&it| Some((it, request.get(it)?))) {
+            numbers[tensor.0 as usize] = Some(read(library, tensor.1)?);
+        }
+        let total = request.total().unwrap_or(0);
+        let tokens = match (problem.is_chunked(), request.has(Argument::CuSeqlens)) {
+            (false, _) => problem.constants.tokens as usize,
+            (true, false) => request.most_tokens(),
+            // More than there are say nothing.
+            (true, true) => request.most_tokens().min(total),
+        };
+        Ok(Self {
+            rows: request.batch() as usize,
+            tokens,
+            total,
+            previous_tokens: problem.constants.previous_tokens as usize,
+            writes_final: problem.writes_final(),
+            null_slot: request.options.null_slot,
+            pool: request.pool(),
+            write_pool: request.written_pool(),
+            snapshots: request.get(Argument::Snapshots),
+            windows: request.windows(),
+            window_snapshots: request.get(Argument::WindowSnapshots),
+            every: request.checkpoint_every(),
+            ring: [problem.constants.pending, problem.constants.ring].map(|n| n as usize),
+            numbers,
+        })
+    }
+
+    /// The numbers of an index tensor, where there is one.
+    pub fn numbers(&self, argument: Argument) -> Option<&[i64]> {
+        self.numbers[argument as usize].as_deref()
+    }
+}
+
 /// Waits for what `stream` still has to do to the indices.
-pub fn wait(library: &Library, stream: StreamRef<'_>) -> Result<(), Error> {
+fn wait(library: &Library, stream: StreamRef<'_>) -> Result<(), Error> {
     let Some(context) = library.context() else {
         return Ok(());
     };
@@ -20,7 +96,7 @@ pub fn wait(library: &Library, stream: StreamRef<'_>) -> Result<(), Error> {
 }
 
 /// The numbers of an index tensor, `[B]` or `[B, T]`, whose rows have no gaps.
-pub fn read(library: &Library, indices: Named<'_>) -> Result<Vec<i64>, Error> {
+fn read(library: &Library, indices: Named<'_>) -> Result<Vec<i64>, Error> {
     library.check_memory(&[Some(indices)], |_| false)?;
     let tensor = indices.tensor;
     let element = tensor.dtype().size_of();

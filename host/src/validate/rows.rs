@@ -1,13 +1,11 @@
 //! What each row does, by the rules of the kernels.
 
 use super::hazard::{Access, Accesses, Place};
-use super::switches::Switches;
+use super::indices::Indices;
 use super::{InactiveRow, IndexReport};
 use crate::error::Error;
 use crate::shapes::Named;
-
-/// The numbers of the index tensors.
-pub type Indices<'a> = Switches<'a, Vec<i64>>;
+use crate::step::Argument;
 
 /// What rows read and write.
 #[derive(Default)]
@@ -36,13 +34,13 @@ impl Indices<'_> {
         };
         let mut uses = Uses::default();
         self.check_positions()?;
-        if let Some(bounds) = &self.cu_seqlens {
+        if let Some(bounds) = self.numbers(Argument::CuSeqlens) {
             self.check_bounds(bounds)?;
             let end = bounds.last().map_or(0, |&end| end as usize);
             report.unused_tokens = self.total - end;
         }
         for b in 0..self.rows {
-            let tokens = match &self.cu_seqlens {
+            let tokens = match self.numbers(Argument::CuSeqlens) {
                 Some(bounds) => (bounds[b + 1] - bounds[b]) as usize,
                 None => self.tokens,
             };
@@ -70,18 +68,18 @@ impl Indices<'_> {
 
     /// Whether there are none but pending ones.
     fn is_flush(&self) -> bool {
-        self.pending_len.is_some() && self.tokens == 0
+        self.numbers(Argument::PendingLen).is_some() && self.tokens == 0
     }
 
     /// So many tokens of row `b` may be pending, from there on.
     fn check_pending(&self, b: usize, is_fresh: bool) -> Result<(), Dead> {
         let [most, entries] = self.ring.map(|n| n as i64);
-        if let Some(len) = &self.pending_len
+        if let Some(len) = self.numbers(Argument::PendingLen)
             && !(is_fresh || (0..=most).contains(&len[b]))
         {
             return Err(("pending len", len[b]));
         }
-        match &self.pending_base {
+        match self.numbers(Argument::PendingBase) {
             Some(base) if !(0..entries).contains(&base[b]) => Err(("pending base", base[b])),
             _ => Ok(()),
         }
@@ -89,7 +87,11 @@ impl Indices<'_> {
 
     /// Tokens came before, or none.
     fn check_positions(&self) -> Result<(), Error> {
-        let positions = self.positions.iter().flatten().enumerate();
+        let positions = self
+            .numbers(Argument::Positions)
+            .into_iter()
+            .flatten()
+            .enumerate();
         match positions.into_iter().find(|(_, got)| **got < 0) {
             Some((position, &got)) => Err(Error::Index {
                 tensor: "positions",
@@ -103,13 +105,11 @@ impl Indices<'_> {
 
     /// The entries of row `b`, which has so many tokens, each after its token.
     fn checkpoints(&self, b: usize, tokens: usize) -> impl Iterator<Item = (usize, i64)> {
-        let slots = self.checkpoint_slots.as_deref().unwrap_or_default();
+        let slots = self.numbers(Argument::CheckpointSlots).unwrap_or_default();
         let of_row = slots.len() / self.rows.max(1);
         let slots = slots[b * of_row..][..of_row].iter().copied();
-        let before = self
-            .positions
-            .as_ref()
-            .map_or(0, |positions| positions[b] as u64);
+        let positions = self.numbers(Argument::Positions);
+        let before = positions.map_or(0, |positions| positions[b] as u64);
         let every = self.every.max(1) as u64;
         let ends = (before / every + 1..).map(move |multiple| (multiple * every - before) as usize);
         let ends = ends.take_while(move |end| *end <= tokens);
@@ -147,8 +147,10 @@ impl Indices<'_> {
     /// inactive.
     fn row(&self, b: usize, tokens: usize, is_empty: bool, uses: &mut Uses) -> Result<usize, Dead> {
         let (mut skipped, accesses) = (0, &mut uses.states);
-        let is_fresh = self.fresh.as_ref().is_some_and(|fresh| fresh[b] != 0);
-        if let Some(slots) = &self.token_slots {
+        let is_fresh = self
+            .numbers(Argument::Fresh)
+            .is_some_and(|fresh| fresh[b] != 0);
+        if let Some(slots) = self.numbers(Argument::TokenSlots) {
             if is_empty {
                 return Ok(0);
             }
@@ -182,11 +184,11 @@ impl Indices<'_> {
                 }
             }
         } else {
-            let (read_name, read) = match &self.read_slots {
+            let (read_name, read) = match self.numbers(Argument::ReadSlots) {
                 Some(slots) => ("read_slots", slots[b]),
                 None => ("row", b as i64),
             };
-            let (write_name, write) = match &self.write_slots {
+            let (write_name, write) = match self.numbers(Argument::WriteSlots) {
                 Some(slots) => ("write_slots", slots[b]),
                 None => (read_name, read),
             };
@@ -195,7 +197,7 @@ impl Indices<'_> {
                 None => return Err((read_name, read)),
                 start => start,
             };
-            if let Some(keep) = &self.keep
+            if let Some(keep) = self.numbers(Argument::Keep)
                 && !(0..=self.previous_tokens as i64).contains(&keep[b])
             {
                 return Err(("keep", keep[b]));
@@ -266,7 +268,9 @@ impl Indices<'_> {
 
     /// The one of its token slots that row `b` starts from.
     fn token_start(&self, b: usize, slots: &[i64]) -> Result<usize, Dead> {
-        let accepted = self.accepted.as_ref().map_or(1, |accepted| accepted[b]);
+        let accepted = self
+            .numbers(Argument::Accepted)
+            .map_or(1, |accepted| accepted[b]);
         let last = accepted.checked_sub(1).map(usize::try_from);
         let start = last.and_then(|last| slots.get(last.ok()?));
         let start = *start.ok_or(("accepted", accepted))?;

@@ -2,7 +2,7 @@
 
 use super::refused::refused;
 use super::*;
-use crate::step::checks::ratio;
+use crate::step::shape::checks::ratio;
 
 /// 2·H·K + HV·V
 pub(super) const D: usize = 2 * 2 * 64 + 4 * 64;
@@ -134,10 +134,12 @@ fn constants_and_parameters_are_those_of_the_tensors() {
         (params.read_windows_slots, params.write_windows_slots),
         (5, 7)
     );
-    let problem = step.request().check().unwrap();
-    let written = |name| step.request().writes(&problem, name);
-    assert!(written("write_windows") && written("write_pool") && written("o"));
-    assert!(!written("windows") && !written("x") && !written("z"));
+    step.request().check().unwrap();
+    let written = |name| step.request().writes(name);
+    assert!(
+        written(Argument::WriteWindows) && written(Argument::WritePool) && written(Argument::O)
+    );
+    assert!(!written(Argument::Windows) && !written(Argument::X) && !written(Argument::Z));
 }
 
 #[test]
@@ -177,8 +179,8 @@ fn windows_are_channel_major_or_token_major() {
         assert_eq!(read, write);
         let params = step.params();
         assert_eq!(params.read_windows, params.write_windows);
-        let problem = step.request().check().unwrap();
-        assert!(step.request().writes(&problem, "windows"));
+        step.request().check().unwrap();
+        assert!(step.request().writes(Argument::Windows));
         read
     };
     let d = D as u32;
@@ -195,8 +197,8 @@ fn windows_are_channel_major_or_token_major() {
     let mut step = with_conv(convolution());
     step.states = States::read_only(pool()).into();
     conv(&mut step).windows = strided(Bf16, &[5, D, 3], &[0, 3, 1]);
-    let problem = step.request().check().unwrap();
-    assert!(!step.request().writes(&problem, "windows"));
+    step.request().check().unwrap();
+    assert!(!step.request().writes(Argument::Windows));
     let mut step = with_conv(convolution());
     conv(&mut step).windows = strided(Bf16, &[5, D, 3], &[0, 3, 1]);
     conv(&mut step).write_windows = Some(windows());
@@ -245,17 +247,18 @@ fn taps_that_are_aligned_to_their_bytes_are_read_at_once() {
 
 #[test]
 fn a_layer_has_kernels_of_its_own_and_fresh_rows_have_not() {
-    use crate::step::select::Operator::{GdnDecode, GdnLayer, KdaDecode, KdaLayer};
-    let operator = |work: &dyn Work| work.request().check().unwrap().kind.operator;
-    assert_eq!(operator(&layer()), GdnLayer);
-    assert_eq!(operator(&with_conv(convolution())), GdnLayer);
-    assert_eq!(operator(&decode().norm(norm())), GdnLayer);
-    assert_eq!(operator(&decode().fresh(fresh())), GdnDecode);
-    assert_eq!(operator(&kda_layer()), KdaLayer);
+    assert_eq!(operator(&layer()), (Family::Layer, false));
+    assert_eq!(operator(&with_conv(convolution())), (Family::Layer, false));
+    assert_eq!(operator(&decode().norm(norm())), (Family::Layer, false));
+    assert_eq!(
+        operator(&decode().fresh(fresh())),
+        (Family::GdnDecode, false)
+    );
+    assert_eq!(operator(&kda_layer()), (Family::Layer, true));
     let mut kda = kda_layer();
     let (qk, vo) = (tensor(Bf16, &[2, 1, 2, 64]), tensor(Bf16, &[2, 1, 4, 64]));
     (kda.inputs, kda.norm) = (Inputs::qkv(qk, qk, vo), None);
-    assert_eq!(operator(&kda.fresh(fresh())), KdaDecode);
+    assert_eq!(operator(&kda.fresh(fresh())), (Family::Recurrent, true));
     assert_eq!(constants(&kda_layer()).g_head, 64);
 }
 

@@ -3,7 +3,7 @@
 use super::layer::{D, constants, conv};
 use super::refused::refused;
 use super::*;
-use crate::step::select::Operator;
+use crate::raw::LayerParams;
 
 const WINDOW: u64 = D as u64 * 3 * 2;
 
@@ -81,10 +81,6 @@ fn of_commit<'b>(commit: &'b mut GdnCommit<'static>) -> &'b mut Convolution<'sta
     }
 }
 
-fn operator(work: &dyn Work) -> Operator {
-    work.request().check().unwrap().kind.operator
-}
-
 /// Only a decode to one place at most is computed by the kernels of one token.
 #[test]
 fn several_tokens_of_a_layer_have_kernels_of_their_own() {
@@ -100,16 +96,16 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         normed(resume()),
         with_states(verify(), States::read_only(pool())),
     ] {
-        assert_eq!(operator(&step), Operator::GdnLayerMtp);
-        assert_eq!(operator(&step.fresh(fresh())), Operator::GdnLayerMtp);
+        assert_eq!(operator(&step), (Family::LayerMtp, false));
+        assert_eq!(operator(&step.fresh(fresh())), (Family::LayerMtp, false));
     }
-    assert_eq!(operator(&conv_commit()), Operator::GdnLayerMtp);
+    assert_eq!(operator(&conv_commit()), (Family::LayerMtp, false));
     assert_eq!(
         operator(&conv_commit().fresh(fresh())),
-        Operator::GdnLayerMtp
+        (Family::LayerMtp, false)
     );
     let kda = kda(KdaDecay::Log);
-    assert_eq!(operator(&kda.norm(norm())), Operator::KdaLayerMtp);
+    assert_eq!(operator(&kda.norm(norm())), (Family::LayerMtp, true));
 
     // Of one token, whose state goes to more than one place, or which is not alone.
     let one = convolution(tensor(Bf16, &[2, 1, D]), 4, 3);
@@ -120,24 +116,24 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     };
     let update = || decode(States::update(pool()).into());
     let slots = States::per_token(pool(), tensor(I32, &[2, 1]));
-    assert_eq!(operator(&update()), Operator::GdnLayer);
-    assert_eq!(operator(&update().fresh(fresh())), Operator::GdnLayer);
+    assert_eq!(operator(&update()), (Family::Layer, false));
+    assert_eq!(operator(&update().fresh(fresh())), (Family::Layer, false));
     assert_eq!(
         operator(&update().snapshots(snapshots())),
-        Operator::GdnLayerMtp
+        (Family::LayerMtp, false)
     );
-    assert_eq!(operator(&decode(slots.into())), Operator::GdnLayerMtp);
+    assert_eq!(operator(&decode(slots.into())), (Family::LayerMtp, false));
     let previous = Previous {
         gate: tensor(F32, &[2, 5, 4]),
         ..previous_x()
     };
     assert_eq!(
         operator(&update().previous(previous)),
-        Operator::GdnLayerMtp
+        (Family::LayerMtp, false)
     );
     let mut of_one = packed_rows();
     of_one.packed.as_mut().unwrap().max_tokens = 1;
-    assert_eq!(operator(&of_one), Operator::GdnLayerMtp);
+    assert_eq!(operator(&of_one), (Family::LayerMtp, false));
 }
 
 /// They have those of today.
@@ -151,16 +147,16 @@ fn fresh_rows_alone_have_no_kernels_of_their_own() {
         resume(),
         with_states(gdn(), States::read_only(pool())),
     ] {
-        assert_eq!(operator(&step.fresh(fresh())), Operator::GdnMtp);
+        assert_eq!(operator(&step.fresh(fresh())), (Family::Recurrent, false));
         assert_eq!(constants(&step.fresh(fresh())).fresh_index, 1);
     }
     let commit = commit().fresh(at(0x9_0000, I64, &[2]));
-    assert_eq!(operator(&commit), Operator::GdnMtp);
+    assert_eq!(operator(&commit), (Family::Recurrent, false));
     assert_eq!(constants(&commit).fresh_index, 2);
     assert_eq!(commit.params().step.fresh, 0x9_0000);
     assert_eq!(
         operator(&kda(KdaDecay::Log).fresh(fresh())),
-        Operator::KdaRecurrent
+        (Family::Recurrent, true)
     );
 }
 
@@ -190,8 +186,8 @@ fn constants_and_parameters_of_a_resume_are_those_of_the_tensors() {
     assert_eq!((params.x, params.previous_x), (0x2_0000, 0x3_0000));
     assert_eq!((params.step.previous_k, params.step.previous_v), (0, 0));
     let (request, problem) = (step.request(), step.request().check().unwrap());
-    assert!(request.writes(&problem, "windows") && request.writes(&problem, "pool"));
-    assert!(!request.writes(&problem, "previous x"));
+    assert!(request.writes(Argument::Windows) && request.writes(Argument::Pool));
+    assert!(!request.writes(Argument::PreviousX));
     assert_eq!(problem.kind.tokens, 8);
 }
 
@@ -230,10 +226,11 @@ fn constants_and_parameters_of_a_commit_are_those_of_the_tensors() {
     );
     let slots = (params.read_windows_slots, params.write_windows_slots);
     assert_eq!((slots, params.window_snapshots), ((5, 7), 0));
-    let (request, problem) = (commit.request(), commit.request().check().unwrap());
+    let request = commit.request();
+    request.check().unwrap();
     assert_eq!(request.batch(), 2);
-    assert!(request.writes(&problem, "write_windows"));
-    assert!(!request.writes(&problem, "windows") && !request.writes(&problem, "x"));
+    assert!(request.writes(Argument::WriteWindows));
+    assert!(!request.writes(Argument::Windows) && !request.writes(Argument::X));
 }
 
 #[test]
@@ -256,15 +253,15 @@ fn constants_and_parameters_of_snapshots_are_those_of_the_tensors() {
     assert_eq!(strides, (20 * d, 5 * d));
     assert_eq!((c.window_snapshot_channel, c.window_snapshot_input), (1, d));
     assert_eq!(step.params().window_snapshots, 0x8_0000);
-    let problem = step.request().check().unwrap();
-    assert!(step.request().writes(&problem, "window_snapshots"));
+    step.request().check().unwrap();
+    assert!(step.request().writes(Argument::WindowSnapshots));
     // Of states alone, and of those that nothing else is kept of.
     let c = constants(&verify().snapshots(snapshots()));
     assert_eq!((c.has_snapshots, c.has_window_snapshots), (1, 0));
     let step = with_states(with_snapshots(), States::read_only(pool()));
-    let problem = step.request().check().unwrap();
-    assert!(step.request().writes(&problem, "window_snapshots"));
-    assert!(!step.request().writes(&problem, "windows"));
+    step.request().check().unwrap();
+    assert!(step.request().writes(Argument::WindowSnapshots));
+    assert!(!step.request().writes(Argument::Windows));
 }
 
 /// With token slots a window has one input more with every token but the first.
@@ -284,8 +281,9 @@ fn windows_of_token_slots_have_the_inputs_of_every_token() {
     ];
     assert_eq!((read, c.update_state), ([5 * D as u32, 5, 1], 0));
     assert_eq!(read, write);
-    let (request, problem) = (step.request(), step.request().check().unwrap());
-    assert!(request.writes(&problem, "windows") && request.writes(&problem, "pool"));
+    let request = step.request();
+    request.check().unwrap();
+    assert!(request.writes(Argument::Windows) && request.writes(Argument::Pool));
     for (taps, inputs) in [(2, 3), (3, 4), (4, 5)] {
         let step = convolved(token_slots(), convolution(x(), taps, inputs));
         assert_eq!(constants(&step).taps, taps as u32);
@@ -317,9 +315,9 @@ fn windows_of_token_slots_have_the_inputs_of_every_token() {
     let mut step = with_states(per_token(), split);
     conv(&mut step).write_windows = Some(at(0x6_0000, Bf16, &[7, D, 5]));
     assert_eq!(step.params().write_windows_slots, 7);
-    let problem = step.request().check().unwrap();
-    assert!(step.request().writes(&problem, "write_windows"));
-    assert!(!step.request().writes(&problem, "windows"));
+    step.request().check().unwrap();
+    assert!(step.request().writes(Argument::WriteWindows));
+    assert!(!step.request().writes(Argument::Windows));
     refused(
         step,
         |step| conv(step).write_windows = Some(tensor(Bf16, &[7, D, 3])),
@@ -638,27 +636,31 @@ fn packed_rows_that_do_not_fit_are_refused_by_name() {
 /// With either formulation a convolution and a norm have kernels of their own, and fresh rows alone have not.
 #[test]
 fn layers_of_tokens_at_once_have_kernels_of_their_own() {
-    use crate::step::select::Mode::{Resume, Update, Verify};
+    use Mode::{Commit, Resume, Update, Verify};
 
+    let of_kind = |work: &dyn Work| {
+        let kind = work.request().check().unwrap().kind;
+        (kind.family, kind.mode)
+    };
     let parallel = Options::default().formulation(Formulation::Parallel);
     let of = |mut step: Gdn<'static>| {
         step.options = parallel;
-        operator(&step)
+        of_kind(&step)
     };
     let of_commit = |mut commit: GdnCommit<'static>| {
         commit.options = parallel;
-        operator(&commit)
+        of_kind(&commit)
     };
     let read_only = with_states(verify(), States::read_only(pool()));
-    let layer = Operator::GdnLayerParallel;
+    let layer = |mode| (Family::GdnLayerParallel, mode);
     assert_eq!(of(verify()), layer(Update));
     assert_eq!(of(packed_rows()), layer(Update));
     assert_eq!(of(read_only), layer(Verify));
     assert_eq!(of(conv_resume().norm(norm())), layer(Resume));
     assert_eq!(of(gdn().norm(norm())), layer(Update));
-    assert_eq!(of_commit(conv_commit()), layer(Update));
-    assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Update));
-    assert_eq!(of(gdn().fresh(fresh())), Operator::GdnMtpParallel(Update));
+    assert_eq!(of_commit(conv_commit()), layer(Commit));
+    assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Commit));
+    assert_eq!(of(gdn().fresh(fresh())), (Family::GdnMtpParallel, Update));
     let mut kda = kda(KdaDecay::Log).norm(norm());
     kda.options = parallel;
     let message = kda.bytes().unwrap_err().to_string();
@@ -672,5 +674,38 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
         ("token_slots", per_token()),
     ] {
         refused(step, |step| step.options = parallel, &[&both(other)]);
+    }
+}
+
+/// A norm that is read 16 bytes at a time stays aligned; one that is not may lie anywhere.
+#[test]
+fn a_plan_wants_z_and_the_weight_of_a_norm_as_aligned_as_planned() {
+    let options = recurrent().formulation(Formulation::Parallel);
+    let parallel = gdn().norm(norm()).options(options);
+    let (planned, params) = (parallel.request().check().unwrap(), parallel.params());
+    assert_eq!(planned.constants.wide_norm, 1);
+    planned.check_aligned(&params).unwrap();
+    let off = [
+        (
+            "z",
+            LayerParams {
+                z: 0x1_0008,
+                ..params
+            },
+        ),
+        (
+            "norm_weight",
+            LayerParams {
+                norm_weight: 0x1_0008,
+                ..params
+            },
+        ),
+    ];
+    let one_by_one = gdn().norm(norm()).request().check().unwrap();
+    for (name, params) in off {
+        let message = planned.check_aligned(&params).unwrap_err().to_string();
+        let wanted = format!("{name}: wanted an alignment of 16 bytes, got 8");
+        assert_eq!(message, wanted);
+        one_by_one.check_aligned(&params).unwrap();
     }
 }

@@ -95,7 +95,7 @@ fn what_is_pending_is_compiled_in() {
 fn a_step_writes_its_windows() {
     let problem = layer().request().check().unwrap();
     assert_eq!(problem.constants.update_state, 1);
-    assert!(layer().request().writes(&problem, "windows"));
+    assert!(layer().request().writes(Argument::Windows));
     let without = layer::layer().bytes().unwrap();
     let (state, entry) = (4 * 64 * 64 * 2, 2 * 64 * 4 + 4 * 64 * 4 + 4 * 4);
     let counts = 2 * (4 + 8);
@@ -343,11 +343,7 @@ fn windows_wait_with_drafts() {
         [c.taps, c.tokens, c.read_windows_slot],
         [4, 0, 3 * D as u32]
     );
-    assert!(
-        waiting_flush()
-            .request()
-            .writes(&waiting_flush().request().check().unwrap(), "windows")
-    );
+    assert!(waiting_flush().request().writes(Argument::Windows));
     let mut of_channels = waiting_flush();
     of_channels.pending.decays = tensor(F32, &[5, 4, 9, 64]);
     let message = of_channels.bytes().unwrap_err().to_string();

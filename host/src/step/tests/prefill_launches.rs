@@ -357,7 +357,7 @@ fn every_gpu_has_a_chain() {
 fn a_prewarm_is_of_every_length() {
     let entries = |step: &Gdn<'_>| {
         let problem = step.request().check().unwrap();
-        problem.entries(select::MEASURED_ON)
+        problem.entries(MEASURED_ON)
     };
     let all = entries(&dense(1));
     for step in [dense(1), dense(65), dense(4096), of_total(9, 9)] {

@@ -4,7 +4,6 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use super::*;
 use crate::driver::RawFunction;
-use crate::library::TENSORS;
 use crate::recall::Last;
 use crate::step::Launches;
 
@@ -62,7 +61,7 @@ fn a_resume_writes_the_state_after_the_kept_tokens_and_no_other() {
 fn the_parallel_formulation_says_what_it_is_not_for() {
     let parallel = |args: Gdn<'static>| {
         let args = args.options(args.options.formulation(Formulation::Parallel));
-        args.request().check_switches().unwrap();
+        shape::switches::check(&args.request()).unwrap();
         args.request().check().unwrap_err().to_string()
     };
     let f32_state = with_states(gdn(), States::update(tensor(F32, &[5, 4, 64, 64])));

@@ -1,26 +1,35 @@
-//! What is launched for a request, in order, on one stream.
+//! The launches of a problem, in order, on one stream.
+
+mod parameter;
+pub(super) mod prefill;
+mod shapes;
+
+pub(crate) use parameter::Parameter;
+pub(crate) use shapes::WHOLE_BYTES;
 
 use std::convert::Infallible;
 
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::prefill::ALL_PIECES;
-use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams};
+use gated_delta_kernels::step::PrefillParams;
 
-use super::prefill::Lengths;
-use super::problem::{Problem, blocks_of};
-use super::request::Request;
-use super::select::{self, Gpu, MOST_STRETCHES};
 use crate::Entry;
 use crate::error::Error;
+use crate::step::gpu::Gpu;
+use crate::step::lengths::Lengths;
+use crate::step::problem::Problem;
+use crate::step::shape::MAX_BATCH;
+use prefill::MOST_SEGMENTS;
+use shapes::{PAIRED_FROM, blocks_of};
 
 /// Pieces of a prompt, and units of the same numbers, that a launch is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct Segment {
     pub first: u32,
     pub end: u32,
 }
 
-impl Stretch {
+impl Segment {
     /// All that there are.
     pub const ALL: Self = Self {
         first: 0,
@@ -33,7 +42,7 @@ impl Stretch {
 pub(crate) struct Launch<T> {
     pub of: T,
     pub shape: LaunchShape,
-    pub stretch: Stretch,
+    pub segment: Segment,
     /// Rows of one token are another launch's.
     pub has_singles: bool,
 }
@@ -41,7 +50,7 @@ pub(crate) struct Launch<T> {
 impl<T> Launch<T> {
     /// Says in the parameter of a prefill what it is that is launched.
     pub fn say(&self, params: &mut PrefillParams) {
-        let Stretch { first, end } = self.stretch;
+        let Segment { first, end } = self.segment;
         (params.first_piece, params.end_piece) = (first, end);
         // A chain's; others do not look at it.
         params.turns = self.shape.grid[2];
@@ -49,16 +58,16 @@ impl<T> Launch<T> {
     }
 }
 
-/// What is launched with the entry of a prefill.
+/// The launches around the entry of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Beside<T> {
-    /// First, of all units.
+    /// The first launch, of all units.
     pub convolve: Option<(T, LaunchShape)>,
-    /// Before the entry, of all units or those of a stretch.
+    /// The launch before the entry, of all units or those of a segment.
     pub prepare: Option<(T, LaunchShape)>,
-    /// Behind the entry and beside it, of rows of one token.
+    /// The launch of rows of one token, after the entry and concurrent with it.
     pub single: Option<(T, LaunchShape)>,
-    /// Behind all.
+    /// The last launch.
     pub finish: Option<(T, LaunchShape)>,
 }
 
@@ -84,27 +93,27 @@ pub(crate) struct Cuts {
     units: u32,
     /// Blocks of the preparation of one.
     blocks_of_unit: u32,
-    /// The first pieces of all stretches but the first; 0 behind the last of these.
-    firsts: [u32; MOST_STRETCHES - 1],
+    /// The first pieces of all segments but the first; 0 behind the last of these.
+    firsts: [u32; MOST_SEGMENTS - 1],
 }
 
 impl Cuts {
     pub const NONE: Self = Self {
         units: 0,
         blocks_of_unit: 0,
-        firsts: [0; MOST_STRETCHES - 1],
+        firsts: [0; MOST_SEGMENTS - 1],
     };
 
-    /// The shape of a preparation of all units, of those of a stretch. It overlaps the chain before it where that may overlap
-    /// it: that chain lets it, and it waits for it at its end.
-    fn shape_of(self, shape: LaunchShape, stretch: Stretch, overlaps: bool) -> LaunchShape {
+    /// The shape of the preparation of a segment, from that of all units. Where the chain of the segment before may overlap launches,
+    /// the preparation starts early beside that chain, and waits for it at its end.
+    fn shape_of(self, shape: LaunchShape, segment: Segment, overlaps: bool) -> LaunchShape {
         if self == Self::NONE {
             return shape;
         }
-        let count = stretch.end.min(self.units) - stretch.first;
+        let count = segment.end.min(self.units) - segment.first;
         LaunchShape {
             grid: [count.saturating_mul(self.blocks_of_unit), 1, 1],
-            overlaps: overlaps && stretch.first != 0,
+            overlaps: overlaps && segment.first != 0,
             ..shape
         }
     }
@@ -113,7 +122,7 @@ impl Cuts {
 /// All launches of a request: of entries, kernels or compiled functions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Launches<T> {
-    /// The only one, or that which has variants; of a prompt in stretches one for each.
+    /// The only one, or that which has variants; of a prompt in segments one for each.
     pub main: (T, LaunchShape),
     pub beside: Beside<T>,
     pub cuts: Cuts,
@@ -133,36 +142,36 @@ impl<T: Copy> Launches<T> {
     /// Does `f` with each, the first one first, up to the first error.
     pub fn try_each<E>(&self, mut f: impl FnMut(Launch<T>) -> Result<(), E>) -> Result<(), E> {
         let has_singles = self.beside.single.is_some();
-        let mut launch = |of: T, shape: LaunchShape, stretch: Stretch| {
+        let mut launch = |of: T, shape: LaunchShape, segment: Segment| {
             f(Launch {
                 of,
                 shape,
-                stretch,
+                segment,
                 has_singles,
             })
         };
         if let Some((of, shape)) = self.beside.convolve {
-            launch(of, shape, Stretch::ALL)?;
+            launch(of, shape, Segment::ALL)?;
         }
         let (main, overlaps) = (self.main, self.main.1.overlaps);
-        let mut stretch = Stretch::ALL;
-        for cut in 0..MOST_STRETCHES {
+        let mut segment = Segment::ALL;
+        for cut in 0..MOST_SEGMENTS {
             let next = self.cuts.firsts.get(cut).copied().unwrap_or(0);
-            stretch.end = if next == 0 { ALL_PIECES } else { next };
+            segment.end = if next == 0 { ALL_PIECES } else { next };
             if let Some((of, shape)) = self.beside.prepare {
-                launch(of, self.cuts.shape_of(shape, stretch, overlaps), stretch)?;
+                launch(of, self.cuts.shape_of(shape, segment, overlaps), segment)?;
             }
-            launch(main.0, main.1, stretch)?;
+            launch(main.0, main.1, segment)?;
             if next == 0 {
                 break;
             }
-            stretch.first = next;
+            segment.first = next;
         }
         if let Some((of, shape)) = self.beside.single {
-            launch(of, shape, Stretch::ALL)?;
+            launch(of, shape, Segment::ALL)?;
         }
         if let Some((of, shape)) = self.beside.finish {
-            launch(of, shape, Stretch::ALL)?;
+            launch(of, shape, Segment::ALL)?;
         }
         Ok(())
     }
@@ -201,42 +210,16 @@ impl<T: Copy> Launches<T> {
     }
 }
 
-/// The one parameter of every launch of a request.
+/// The launch of up to so many rows, which are the z of its grid.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Parameter {
-    Layer(LayerParams),
-    Deferred(DeferredParams),
-    Prefill(PrefillParams),
-}
-
-impl Parameter {
-    /// Of a launch, as a kernel takes it, or what it takes begins with.
-    pub fn bytes<T>(&mut self, launch: &Launch<T>) -> &[u8] {
-        if let Self::Prefill(params) = self {
-            launch.say(params);
-        }
-        match self {
-            Self::Layer(params) => bytemuck::bytes_of(params),
-            Self::Deferred(params) => bytemuck::bytes_of(params),
-            Self::Prefill(params) => bytemuck::bytes_of(params),
-        }
-    }
-}
-
-impl Request<'_> {
-    /// What its launches get.
-    pub(super) fn parameter(&self) -> Parameter {
-        let params = *self.params();
-        match self.pending {
-            _ if self.is_chunked() => Parameter::Prefill(self.prefill_params(params)),
-            Some(pending) => Parameter::Deferred(self.deferred_params(params, pending)),
-            None => Parameter::Layer(params),
-        }
-    }
+pub struct ByRows<T> {
+    pub last: u32,
+    pub of: T,
+    pub shape: LaunchShape,
 }
 
 impl Problem {
-    /// What is launched with `entry` for rows of these lengths on a GPU; in the simulator nothing `overlaps`.
+    /// The launches of `entry` and what goes with it, for rows of these lengths on a GPU; in the simulator nothing `overlaps`.
     pub fn launches(
         &self,
         entry: Entry,
@@ -260,7 +243,7 @@ impl Problem {
         // Nothing hides a preparation where launches do not overlap, but in the simulator.
         if let (Some((prepare, _)), 1, true) = (beside.prepare, lengths.rows, gpu.overlaps()) {
             let units = lengths.units_in_grid();
-            let firsts = select::stretches(units, blocks_of(&shape), gpu);
+            let firsts = prefill::segments(units, blocks_of(&shape), gpu);
             if firsts[0] != 0 {
                 cuts = Cuts {
                     units,
@@ -282,5 +265,22 @@ impl Problem {
             beside,
             cuts,
         }
+    }
+
+    /// The launches of 1 row and more of what is no prefill, where nothing but the grid's z goes with B. They end where a GPU has no
+    /// kernel.
+    pub fn by_rows(&self, gpu: Gpu) -> impl Iterator<Item = ByRows<Entry>> {
+        let heads = self.kind.last_heads(gpu).chain([PAIRED_FROM]);
+        let rows = heads.map(|heads| heads / self.value_heads());
+        let most = MAX_BATCH as u32;
+        let mut rows: Vec<u32> = rows.map(|last| last.clamp(1, most)).chain([most]).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows.into_iter().map_while(move |last| {
+            let lengths = Lengths::of_rows(last);
+            let entry = self.entry(&lengths, gpu).ok()?;
+            let (of, shape) = self.launches(entry, &lengths, gpu, true).main;
+            Some(ByRows { last, of, shape })
+        })
     }
 }

@@ -22,7 +22,7 @@ pub enum Activation {
 
 impl Activation {
     /// The kernels' code of it.
-    pub(super) fn code(self) -> u32 {
+    pub(crate) fn code(self) -> u32 {
         (match self {
             Self::None => Code::None,
             Self::Silu => Code::Silu,
@@ -167,31 +167,31 @@ impl<'a> Convolution<'a> {
     }
 
     /// What it is of, by what, and after which inputs.
-    pub(super) fn named(&'a self) -> [Named<'a>; 3] {
+    pub(crate) fn named(&'a self) -> [Named<'a>; 3] {
         [self.named_x(), self.named_weight(), self.named_windows()]
     }
 
-    pub(super) fn named_x(&'a self) -> Named<'a> {
+    pub(crate) fn named_x(&'a self) -> Named<'a> {
         named("x", &self.x)
     }
 
-    pub(super) fn named_weight(&'a self) -> Named<'a> {
+    pub(crate) fn named_weight(&'a self) -> Named<'a> {
         named("conv_weight", &self.weight)
     }
 
-    pub(super) fn named_bias(&'a self) -> Option<Named<'a>> {
+    pub(crate) fn named_bias(&'a self) -> Option<Named<'a>> {
         optional("conv_bias", &self.bias)
     }
 
-    pub(super) fn named_windows(&'a self) -> Named<'a> {
+    pub(crate) fn named_windows(&'a self) -> Named<'a> {
         named("windows", &self.windows)
     }
 
-    pub(super) fn named_write_windows(&'a self) -> Option<Named<'a>> {
+    pub(crate) fn named_write_windows(&'a self) -> Option<Named<'a>> {
         optional("write_windows", &self.write_windows)
     }
 
-    pub(super) fn named_window_snapshots(&'a self) -> Option<Named<'a>> {
+    pub(crate) fn named_window_snapshots(&'a self) -> Option<Named<'a>> {
         optional("window_snapshots", &self.window_snapshots)
     }
 }
@@ -235,11 +235,11 @@ impl<'a> Norm<'a> {
         self
     }
 
-    pub(super) fn named_z(&'a self) -> Named<'a> {
+    pub(crate) fn named_z(&'a self) -> Named<'a> {
         named("z", &self.z)
     }
 
-    pub(super) fn named_weight(&'a self) -> Named<'a> {
+    pub(crate) fn named_weight(&'a self) -> Named<'a> {
         named("norm_weight", &self.weight)
     }
 }

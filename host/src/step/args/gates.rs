@@ -171,26 +171,26 @@ pub(crate) mod sealed {
 
 /// Gates of any operator.
 pub struct GateParts<'a> {
-    pub(super) form: GateForm,
+    pub(crate) form: GateForm,
     /// `a` or `g`.
-    pub(super) gate: &'a Tensor<'a>,
+    pub(crate) gate: &'a Tensor<'a>,
     /// `b` or `beta`.
-    pub(super) beta: &'a Tensor<'a>,
-    pub(super) a_log: Option<&'a Tensor<'a>>,
-    pub(super) dt_bias: Option<&'a Tensor<'a>>,
+    pub(crate) beta: &'a Tensor<'a>,
+    pub(crate) a_log: Option<&'a Tensor<'a>>,
+    pub(crate) dt_bias: Option<&'a Tensor<'a>>,
 }
 
 /// What gates are, besides their tensors.
 #[derive(Clone, Copy)]
 pub struct GateForm {
     /// A decay for each key channel.
-    pub(super) per_channel: bool,
-    pub(super) kind: Gate,
-    pub(super) lower_bound: Option<f32>,
-    pub(super) beta_logit: bool,
-    pub(super) beta_scale: f32,
+    pub(crate) per_channel: bool,
+    pub(crate) kind: Gate,
+    pub(crate) lower_bound: Option<f32>,
+    pub(crate) beta_logit: bool,
+    pub(crate) beta_scale: f32,
     /// What the gate and the beta of the tokens are called, and those of previous ones.
-    pub(super) names: &'static [&'static str; 4],
+    pub(crate) names: &'static [&'static str; 4],
 }
 
 const RAW_NAMES: &[&str; 4] = &["a", "b", "previous a", "previous b"];
@@ -198,7 +198,7 @@ const GIVEN_NAMES: &[&str; 4] = &["g", "beta", "previous g", "previous beta"];
 
 impl GateForm {
     /// Log decays and betas.
-    pub(super) const fn given(per_channel: bool) -> Self {
+    pub(crate) const fn given(per_channel: bool) -> Self {
         Self {
             per_channel,
             kind: Gate::Log,
@@ -210,7 +210,7 @@ impl GateForm {
     }
 
     /// Of no tokens: of what has left `decays` in a ring, GDN's `[P, HV, R]` or KDA's `[P, HV, R, K]`.
-    pub(super) fn of_none(decays: &Tensor<'_>) -> Self {
+    pub(crate) fn of_none(decays: &Tensor<'_>) -> Self {
         Self::given(decays.dims().len() == 4)
     }
 }

@@ -1,9 +1,9 @@
 //! What every operator on states asks of its sizes and tensors.
 
-use super::StateLayout;
 use crate::Entry;
 use crate::error::Error;
 use crate::shapes::{Named, View, range, unsupported};
+use crate::step::args::StateLayout;
 use crate::tensor::DType;
 
 /// Most rows of one launch: a grid's z extent.
@@ -107,7 +107,7 @@ pub(crate) fn floats<'a, const N: usize>(
     Ok(view)
 }
 
-/// How the rows of a tensor lie, and what is compiled for.
+/// The way in which the rows of a tensor lie.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rows {
     /// One behind the other, as one row.
@@ -117,9 +117,7 @@ pub(crate) struct Rows {
 }
 
 /// Elements between the rows, tokens and heads of a tensor, and whether its accesses are not aligned to 16 bytes.
-///
-/// Filled in place: a value that is returned is read as soon as it is written, which stalls.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Strides {
     pub row: u32,
     /// 0 for one token.
@@ -131,35 +129,39 @@ pub(crate) struct Strides {
 impl Strides {
     /// Checks a tensor of `[rows, tokens, heads, dim]` floats; rows of different lengths are one row.
     pub fn of_heads(
-        &mut self,
         tensor: Named<'_>,
         letters: &'static [&'static str; 4],
         sizes: &[usize; 4],
         rows: Rows,
-    ) -> Result<(), Error> {
+    ) -> Result<Self, Error> {
         let view = floats(tensor, letters, sizes)?;
-        [self.row, self.token] = steps(view, rows)?;
-        self.head = view.stride_u32(2)?;
-        self.narrow = !view.wide_from(rows.packed as usize);
-        if rows.any_length {
-            // Whatever T is: what is compiled does not depend on it.
-            self.narrow |= !view.token_wide();
-        }
-        Ok(())
+        let [row, token] = steps(view, rows)?;
+        let head = view.stride_u32(2)?;
+        let is_wide = view.wide_from(rows.packed as usize);
+        Ok(Self {
+            row,
+            token,
+            head,
+            // Of any length, whatever T is: what is compiled does not depend on it.
+            narrow: !is_wide || rows.any_length && !view.token_wide(),
+        })
     }
 
     /// Checks a tensor of `[rows, tokens, …]` floats, of which no access is wide.
     pub fn of_tokens(
-        &mut self,
         tensor: Named<'_>,
         letters: &'static [&'static str; 3],
         sizes: &[usize; 3],
         rows: Rows,
-    ) -> Result<(), Error> {
+    ) -> Result<Self, Error> {
         let view = floats(tensor, letters, sizes)?;
-        [self.row, self.token] = steps(view, rows)?;
-        self.head = 1;
-        Ok(())
+        let [row, token] = steps(view, rows)?;
+        Ok(Self {
+            row,
+            token,
+            head: 1,
+            narrow: false,
+        })
     }
 }
 
@@ -226,7 +228,7 @@ pub(crate) fn wide_floats_of_slots<const N: usize>(
     sizes: &[usize; N],
 ) -> Result<u32, Error> {
     let stride = floats_of_slots(tensor, letters, sizes)?;
-    aligned(16, [(tensor.name, tensor.tensor.address())])?;
+    aligned(16, || [(tensor.name, tensor.tensor.address())])?;
     if !tensor.dims(letters, sizes)?.aligned_to(16) {
         return Err(Error::Stride {
             tensor: tensor.name,
@@ -235,76 +237,6 @@ pub(crate) fn wide_floats_of_slots<const N: usize>(
         });
     }
     Ok(stride)
-}
-
-/// The pools that states are read from and written to.
-#[derive(Default)]
-pub(crate) struct Pools {
-    /// P of the pool that is read.
-    slots: usize,
-    /// Elements between the slots that are read.
-    pub read_slot: u32,
-    /// Elements between the slots that are written.
-    pub write_slot: u32,
-    /// Whether every address and stride is a multiple of 16 bytes.
-    pub wide: bool,
-}
-
-impl Pools {
-    /// Checks pools of states; `write` is `read` where it is not given.
-    pub fn of(
-        &mut self,
-        read: Named<'_>,
-        write: Option<Named<'_>>,
-        heads: Heads,
-        layout: StateLayout,
-    ) -> Result<(), Error> {
-        self.one(read, heads, layout)?;
-        if let Some(write) = write {
-            let mut written = Self::default();
-            written.one(write, heads, layout)?;
-            same_dtype(write, read, "the dtype of pool")?;
-            self.write_slot = written.read_slot;
-            self.wide &= written.wide;
-        }
-        Ok(())
-    }
-
-    /// Checks a pool that is read and written.
-    fn one(&mut self, tensor: Named<'_>, heads: Heads, layout: StateLayout) -> Result<(), Error> {
-        let [slots, ..] = *tensor.rank::<4>("[P, HV, V, K]")?.dims;
-        let letters = match layout {
-            StateLayout::KLast => &["P", "HV", "V", "K"],
-            StateLayout::VLast => &["P", "HV", "K", "V"],
-        };
-        let [outer, inner] = heads.state_dims(layout);
-        let view = tensor.dims(letters, &[slots, heads.hv, outer, inner])?;
-        tensor.dtype(&[DType::Bf16, DType::F16, DType::F32], "bf16, f16 or f32")?;
-        view.inner_contiguous(3, "contiguous slots (the slot stride is free)")?;
-        tensor.natural()?;
-        if slots >= u32::MAX as usize {
-            return Err(range("P", "below 2^32 - 1".to_owned(), slots));
-        }
-        let stride = view.row_stride()?;
-        view.distinct(3, "slots that do not overlap")?;
-        *self = Self {
-            slots,
-            read_slot: stride,
-            write_slot: stride,
-            wide: view.wide(),
-        };
-        Ok(())
-    }
-
-    /// Each of `rows` has the slot of its own number, where no slots are given.
-    #[inline]
-    pub fn one_for_each(&self, rows: usize, without: &'static str) -> Result<(), Error> {
-        let slots = self.slots;
-        if rows > slots {
-            return Err(range(without, format!("at most P = {slots}"), rows));
-        }
-        Ok(())
-    }
 }
 
 /// `tensor` has the dtype of `like`, which `wanted` says.
@@ -340,18 +272,9 @@ pub(crate) fn null_slot(slot: Option<u32>) -> Result<u32, Error> {
     Ok(slot.unwrap_or(u32::MAX))
 }
 
-/// Each address is a multiple of so many bytes, a power of two.
-#[inline]
-pub(crate) fn aligned<const N: usize>(
-    bytes: usize,
-    addresses: [(&'static str, u64); N],
-) -> Result<(), Error> {
-    aligned_of(bytes, || addresses)
-}
-
-/// [`aligned`], for a launch: names are not looked at where the addresses are good.
+/// Each address is a multiple of so many bytes, a power of two. A launch makes no name where the addresses are good.
 #[inline(always)]
-pub(crate) fn aligned_of<const N: usize>(
+pub(crate) fn aligned<const N: usize>(
     bytes: usize,
     addresses: impl Fn() -> [(&'static str, u64); N],
 ) -> Result<(), Error> {
@@ -359,20 +282,18 @@ pub(crate) fn aligned_of<const N: usize>(
     if addresses().iter().fold(0, |all, (_, one)| all | one) & low == 0 {
         Ok(())
     } else {
-        Err(misaligned(bytes, addresses))
+        Err(misaligned(bytes, addresses()))
     }
 }
 
-/// The first that is not a multiple of so many bytes.
+/// The first address that is no multiple of so many bytes is in the error.
 #[cold]
-fn misaligned<const N: usize>(
+pub(crate) fn misaligned(
     bytes: usize,
-    addresses: impl Fn() -> [(&'static str, u64); N],
+    addresses: impl IntoIterator<Item = (&'static str, u64)>,
 ) -> Error {
-    let low = bytes as u64 - 1;
-    let addresses = addresses();
-    let first = addresses.iter().find(|(_, address)| address & low != 0);
-    let (tensor, address) = first.copied().unwrap_or(("tensor", 0));
+    let is_off = |(_, address): &(_, u64)| !address.is_multiple_of(bytes as u64);
+    let (tensor, address) = (addresses.into_iter().find(is_off)).unwrap_or(("tensor", 0));
     Error::Alignment {
         tensor,
         wanted: bytes,

@@ -137,7 +137,7 @@ pub enum Formulation {
     /// single tokens on a ring with room for more: one with a convolution and without a ring of inputs, or a norm of more value
     /// heads than drafts have kernels for. Who has such a one names `Recurrent`, in the flush too.
     ///
-    /// [`Work::formulation`](super::Work::formulation) says what a launch takes on a GPU with clusters: it has the bits of one that
+    /// [`Work::formulation`](crate::Work::formulation) says what a launch takes on a GPU with clusters: it has the bits of one that
     /// names that.
     #[default]
     Auto,

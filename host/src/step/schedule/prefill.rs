@@ -1,0 +1,233 @@
+//! What a prefill launches besides its chain: the kernels around it, the segments of a long prompt, and the workspace.
+
+use gated_delta_kernels::machine;
+use gated_delta_kernels::prefill::norm::is_left;
+use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
+
+use super::Beside;
+use crate::Entry;
+use crate::error::Error;
+use crate::shapes::{Named, range};
+use crate::step::gpu::Gpu;
+use crate::step::lengths::Lengths;
+use crate::step::problem::Problem;
+
+/// Most segments of a prompt.
+pub(crate) const MOST_SEGMENTS: usize = 8;
+
+/// Units from which on a prompt is cut: a preparation of less takes no longer than what a cut costs.
+pub(crate) const SEGMENTED_FROM: u32 = 32;
+
+/// Least units of the first segment, whose preparation nothing hides; and of the last.
+const LEAST_OF_SEGMENT: [u32; 2] = [16, 8];
+
+/// By how many units a segment grows if it may, so that there are no more of them than they are good for.
+const LEAST_GROWTH: u32 = 8;
+
+/// Units of a prompt for each unit of its first segment: keeps a very long prompt to eight segments.
+const OF_FIRST_SEGMENT: u32 = 26;
+
+/// Where a prompt of so many units is cut, whose chain has so many blocks: the first pieces of all segments but the first;
+/// 0 behind them.
+///
+/// The preparation of a segment runs beside the chain of the one before, on the multiprocessors that this leaves free: at least
+/// half of them, where it takes 0.7 of the time for a unit that the chain takes for a piece. So a segment has up to 1.4 times the units of
+/// the one before, and no more of them than it has to: what is prepared is in L2 if that has room for it. The last has what remains.
+pub(crate) fn segments(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_SEGMENTS - 1] {
+    let mut firsts = [0; MOST_SEGMENTS - 1];
+    if units < SEGMENTED_FROM || 2 * blocks > u64::from(gpu.multiprocessors) {
+        return firsts;
+    }
+    let [least_first, least_last] = LEAST_OF_SEGMENT;
+    let mut count = units.div_ceil(OF_FIRST_SEGMENT).max(least_first);
+    let mut end = 0;
+    for (i, first) in firsts.iter_mut().enumerate() {
+        end += count;
+        if units < end + least_last {
+            break;
+        }
+        *first = end;
+        let (rest, most) = (units - end, count + count * 2 / 5);
+        if rest <= most {
+            break;
+        }
+        let of_each = rest.div_ceil((MOST_SEGMENTS - 1 - i) as u32);
+        count = most.min(of_each.max(count + LEAST_GROWTH));
+    }
+    firsts
+}
+
+impl Problem {
+    /// What is launched with the entry of rows of these lengths: of a prefill, the preparation of rows that are not short,
+    /// before it the convolution that they have, rows of one token beside longer ones, and behind all what writes the windows of a
+    /// convolution and norms o of rows that are not short.
+    pub fn beside(&self, lengths: &Lengths) -> Beside<Entry> {
+        if !self.is_chunked() {
+            return Beside::NOTHING;
+        }
+        let c = &self.constants;
+        let kind = self.kind_of(lengths);
+        let of = |entry: Entry, grid| (entry, self.shape_of(entry, grid));
+        let units = lengths.units_in_grid();
+        let of_units = |entry: Entry| {
+            let blocks = units.saturating_mul(self.blocks_of_unit(entry));
+            of(entry, [blocks, 1, 1])
+        };
+        // Rows of single tokens alone have no units.
+        let has_units = self.single(lengths).is_none();
+        let convolve = kind.convolve().filter(|_| c.taps > 0);
+        let [convolve, prepare] =
+            [convolve, kind.prepare()].map(|entry| entry.filter(|_| has_units).map(of_units));
+        let finish = kind.finish().and_then(|entry| {
+            let channels = 2 * c.h * kind.k_dim + self.value_heads() * kind.v_dim;
+            let of_windows = match c.taps {
+                2.. => {
+                    let of_row = channels.div_ceil(entry.block_of(c.ratio));
+                    lengths.rows.saturating_mul(of_row)
+                }
+                _ => 0,
+            };
+            let of_norm = match kind.norms_behind() {
+                true => units.saturating_mul(self.blocks_of_unit(entry)),
+                false => 0,
+            };
+            let of_tokens = match self.leaves_tokens() {
+                true => lengths.rows.saturating_mul(2),
+                false => 0,
+            };
+            let blocks = of_windows.saturating_add(of_tokens).saturating_add(of_norm);
+            (blocks > 0).then(|| of(entry, [blocks, 1, 1]))
+        });
+        let single = kind.single().filter(|_| lengths.has_singles());
+        let single = single.map(|entry| of(entry, [self.value_heads(), 1, lengths.rows]));
+        Beside {
+            convolve,
+            prepare,
+            single,
+            finish,
+        }
+    }
+
+    /// Blocks that `entry` has for a unit.
+    pub(super) fn blocks_of_unit(&self, entry: Entry) -> u32 {
+        let (h, ratio) = (self.constants.h, self.constants.ratio);
+        let computes = entry.computes();
+        let per_channel = self.kind.per_channel;
+        computes.map_or(0, |it| it.family.blocks_of_unit(h, ratio, per_channel))
+    }
+
+    /// Bytes of the workspace that rows of these lengths take on any GPU: no less than on this one.
+    pub fn workspace_bytes_anywhere(&self, lengths: &Lengths) -> u64 {
+        let mut elsewhere = *self;
+        elsewhere.constants.machine = machine::AMPERE;
+        elsewhere.workspace_bytes(lengths)
+    }
+
+    /// Bytes of the workspace that rows of these lengths take. Those of a prompt in segments have a place for what one
+    /// leaves for the next; any rows of as many units have it too, which may be one row on some GPU, so that more rows never take less.
+    pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
+        let prepare = match self.is_chunked() && self.single(lengths).is_none() {
+            true => self.kind_of(lengths).prepare(),
+            false => None,
+        };
+        prepare.map_or(0, |prepare| {
+            let c = &self.constants;
+            let of_unit = prepare.workspace_bytes_per_unit(c.ratio, c.makes_values(), is_left(c));
+            let of_unit = u64::from(of_unit);
+            let of_units = lengths.units() * u64::from(self.constants.h) * of_unit;
+            let of_tokens = match self.leaves_tokens() {
+                true => tokens_bytes(lengths.rows, self.value_heads(), self.kind.v_dim),
+                false => 0,
+            };
+            let of_units = of_units + of_tokens;
+            match lengths.units() >= SEGMENTED_FROM.into() {
+                true => {
+                    let (k, v) = (self.kind.k_dim, self.kind.v_dim);
+                    of_units + carried_bytes(self.value_heads(), k, v)
+                }
+                false => of_units,
+            }
+        })
+    }
+
+    /// There is a workspace of as many bytes as rows of these lengths take.
+    pub fn check_workspace(
+        &self,
+        lengths: &Lengths,
+        workspace: Option<Named<'_>>,
+    ) -> Result<(), Error> {
+        check_workspace(self.workspace_bytes(lengths), workspace)
+    }
+}
+
+/// There is a workspace of so many bytes, where these are any.
+pub fn check_workspace(wanted: u64, workspace: Option<Named<'_>>) -> Result<(), Error> {
+    if wanted == 0 {
+        return Ok(());
+    }
+    let bytes = workspace.map(|workspace| {
+        let mut bytes = workspace.tensor.dtype().size_of();
+        for &dim in &workspace.tensor.dims()[..] {
+            bytes *= dim;
+        }
+        bytes as u64
+    });
+    match bytes {
+        Some(bytes) if bytes >= wanted => Ok(()),
+        _ => Err(no_workspace(wanted, bytes)),
+    }
+}
+
+#[cold]
+fn no_workspace(wanted: u64, bytes: Option<u64>) -> Error {
+    let wanted = format!("at least {wanted} (Work::workspace_bytes)");
+    match bytes {
+        Some(bytes) => range("bytes of workspace", wanted, bytes),
+        None => range("bytes of workspace", wanted, "no workspace"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::gpu::MEASURED_ON;
+
+    /// The units of every segment.
+    fn counts(units: u32, blocks: u64, multiprocessors: u32) -> Vec<u32> {
+        let gpu = Gpu {
+            multiprocessors,
+            ..MEASURED_ON
+        };
+        let firsts = segments(units, blocks, gpu).into_iter();
+        let firsts = firsts.take_while(|&first| first != 0);
+        let edges: Vec<u32> = [0].into_iter().chain(firsts).chain([units]).collect();
+        edges.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    #[test]
+    fn a_prompt_is_cut_from_so_many_units_on_where_half_of_the_gpu_is_free() {
+        assert_eq!(counts(31, 64, 132), [31]);
+        assert_eq!(counts(32, 64, 132), [16, 16]);
+        assert_eq!(counts(256, 66, 132), [16, 22, 30, 38, 46, 54, 50]);
+        assert_eq!(counts(64, 64, 132), [16, 22, 26]);
+        assert_eq!(counts(256, 67, 132), [256]);
+        assert_eq!(counts(256, 64, 128), counts(256, 64, 132));
+        assert_eq!(counts(256, 64, 127), [256]);
+        assert_eq!(counts(256, u64::MAX / 4, 132), [256]);
+    }
+
+    #[test]
+    fn segments_grow_by_no_more_than_they_may() {
+        for units in (32..5000).chain([1 << 20, u32::MAX / 64]) {
+            let counts = counts(units, 1, 132);
+            assert!(counts.len() <= MOST_SEGMENTS, "{units}");
+            assert_eq!(counts.iter().sum::<u32>(), units);
+            assert!(counts[0] >= 16 && counts.last() >= Some(&8), "{units}");
+            for (i, pair) in counts.windows(2).enumerate() {
+                // A rest that is no segment of its own is the last one's.
+                let rest = if i + 2 == counts.len() { 7 } else { 0 };
+                assert!(5 * (pair[1] - rest) <= 7 * pair[0], "{units}: {counts:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Grid, block and shared memory of a launch.
+
+use gated_delta_kernels::launch::LaunchShape;
+
+use crate::Entry;
+use crate::step::gpu::Gpu;
+use crate::step::lengths::Lengths;
+use crate::step::problem::Problem;
+
+/// Shared memory of which a multiprocessor has no two.
+const ALONE_BYTES: u32 = 116 * 1024;
+
+/// Shared memory beside which a multiprocessor has room for no other block: a chain of which a preparation runs beside keeps its
+/// multiprocessors to itself.
+pub(crate) const WHOLE_BYTES: u32 = 227 * 1024;
+
+/// From more value heads than these on a block has two where it may: each has a multiprocessor then (H200: 132).
+pub const PAIRED_FROM: u32 = 132;
+
+/// Blocks of a launch.
+pub fn blocks_of(shape: &LaunchShape) -> u64 {
+    shape.grid.into_iter().map(u64::from).product()
+}
+
+/// Says whether an entry takes rows of one token of a prefill.
+fn takes_singles(entry: Entry) -> bool {
+    let computes = entry.computes();
+    computes.is_some_and(|computes| computes.family.takes_singles())
+}
+
+impl Problem {
+    pub fn shape(&self, entry: Entry, lengths: &Lengths) -> LaunchShape {
+        let (c, batch) = (&self.constants, lengths.rows);
+        // A block has one value head, or all those of a query/key head, or two where one each would take turns.
+        let take_turns = batch.saturating_mul(self.value_heads()) > PAIRED_FROM;
+        let across = match entry.max_heads() {
+            1 if entry.makes_pairs() && c.ratio.is_multiple_of(2) && take_turns => c.ratio / 2,
+            1 => c.ratio,
+            _ => 1,
+        };
+        let grid = if takes_singles(entry) {
+            [self.value_heads(), 1, batch]
+        } else if entry.has_cluster_of_heads() {
+            [entry.tiles(), c.h * c.ratio, batch]
+        } else {
+            [entry.tiles() * across, c.h, batch]
+        };
+        self.shape_of(entry, grid)
+    }
+
+    /// The shape of a grid of blocks of `entry`.
+    pub fn shape_of(&self, entry: Entry, grid: [u32; 3]) -> LaunchShape {
+        let ratio = self.constants.ratio;
+        LaunchShape {
+            grid,
+            block: entry.block_of(ratio),
+            shared_bytes: self.shared_bytes(entry),
+            cluster: entry.cluster_of(ratio),
+            overlaps: false,
+        }
+    }
+
+    /// The shape of a launch on a GPU, which overlaps the launch before it where the entry may. If the whole grid fits in one wave,
+    /// it asks for so much shared memory that a multiprocessor holds one of its blocks, also where the launch starts early; where the
+    /// GPU `is_shared` with the launch behind it, for so much that no block of that launch fits beside it.
+    pub fn shape_on(
+        &self,
+        entry: Entry,
+        shape: LaunchShape,
+        gpu: Gpu,
+        is_shared: bool,
+    ) -> LaunchShape {
+        if !entry.overlaps() {
+            return shape;
+        }
+        let mut shared_bytes = shape.shared_bytes;
+        if blocks_of(&shape) <= u64::from(gpu.multiprocessors) {
+            let alone = match is_shared {
+                true => WHOLE_BYTES,
+                false => ALONE_BYTES,
+            };
+            shared_bytes = shared_bytes.max(alone.min(gpu.shared_bytes()));
+        }
+        LaunchShape {
+            shared_bytes,
+            overlaps: true,
+            ..shape
+        }
+    }
+
+    /// Dynamic shared memory of a block of `entry`, bytes.
+    pub fn shared_bytes(&self, entry: Entry) -> u32 {
+        let spare = if self.constants.tokens_are_bf16() {
+            entry.shared_bytes_of_lows()
+        } else {
+            0
+        };
+        let of_stages = match self.constants.stages {
+            2 => entry.shared_bytes_of_stage(),
+            _ => 0,
+        };
+        self.kind.shared_bytes(entry) + of_stages - spare
+    }
+}

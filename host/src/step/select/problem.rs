@@ -1,0 +1,63 @@
+//! The kernels of a problem, by the lengths of its rows.
+
+use crate::Entry;
+use crate::error::Error;
+use crate::step::gpu::{Gpu, serves};
+use crate::step::kind::Kind;
+use crate::step::lengths::Lengths;
+use crate::step::problem::Problem;
+
+impl Problem {
+    /// The same problem for another GPU, on which the constants of a prefill depend.
+    pub fn on(mut self, gpu: Gpu) -> Self {
+        if self.is_chunked() {
+            self.constants.machine = gpu.machine();
+            let has_room = |entry: Entry| {
+                let bytes = self.kind.shared_bytes(entry) + entry.shared_bytes_of_stage();
+                bytes <= gpu.shared_bytes()
+            };
+            let has_two = self.kind.entries(gpu).all(has_room);
+            self.constants.stages = if has_two { 2 } else { 1 };
+        }
+        self
+    }
+
+    /// The kernels of rows of these lengths: short rows have their own on Hopper.
+    pub fn kind_of(&self, lengths: &Lengths) -> Kind {
+        let is_short = self.is_on_hopper() && lengths.are_short();
+        let short = self.kind.of_short_rows().filter(|_| is_short);
+        short.unwrap_or(self.kind)
+    }
+
+    /// The variant for rows of these lengths on a GPU.
+    pub fn entry(&self, lengths: &Lengths, gpu: Gpu) -> Result<Entry, Error> {
+        let heads = lengths.likely_rows().saturating_mul(self.value_heads());
+        let entry = self.kind_of(lengths).entry(heads, gpu)?;
+        Ok(self.single(lengths).unwrap_or(entry))
+    }
+
+    /// The kernel of rows of one token, where every row is one: it is launched alone then, not beside a chain. None where the norm
+    /// behind a chain would look for what that leaves.
+    pub fn single(&self, lengths: &Lengths) -> Option<Entry> {
+        let is_alone = lengths.are_single() && !self.leaves_tokens();
+        self.kind.single().filter(|_| is_alone)
+    }
+
+    /// All variants for rows of these lengths.
+    pub fn variants(&self, lengths: &Lengths) -> impl Iterator<Item = Entry> {
+        let single = self.single(lengths);
+        let of_kind = self.kind_of(lengths).variants();
+        of_kind
+            .filter(|&entry| !self.is_chunked() || serves(entry, self.constants.machine))
+            .chain(single)
+    }
+
+    /// Every entry that rows of some lengths get on a GPU.
+    pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
+        let mut kinds = self.kind.of_any_lengths();
+        kinds.retain(|kind| *kind == self.kind || self.is_on_hopper());
+        let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
+        let beside = self.kind.beside(self.constants.taps > 0);
+        entries.chain(beside).collect()
+    }
+}

@@ -1,0 +1,11 @@
+//! Thresholds: which entry a number of states gets. `build.rs` makes the match of them of `tiles.txt`.
+
+use gated_delta_kernels::entries::Entry;
+use gated_delta_kernels::launch::Family;
+
+use super::{ANY, ELSEWHERE, Row};
+use crate::step::args::StateLayout;
+use crate::step::kind::{Kind, Mode};
+use crate::tensor::DType;
+
+include!(concat!(env!("OUT_DIR"), "/tiles.rs"));

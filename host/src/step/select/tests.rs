@@ -1,0 +1,330 @@
+//! Tables, rooms and the choice of an entry.
+
+use std::collections::HashSet;
+
+use super::table::UNSELECTED;
+use super::*;
+
+/// A kind of one token and one value head.
+fn kind(
+    family: Family,
+    per_channel: bool,
+    layout: StateLayout,
+    state: DType,
+    [k_dim, v_dim]: [u32; 2],
+) -> Kind {
+    Kind {
+        family,
+        per_channel,
+        mode: Mode::Commit,
+        narrow: false,
+        layout,
+        state,
+        k_dim,
+        v_dim,
+        ratio: 1,
+        tokens: 1,
+        norm: false,
+    }
+}
+
+/// Kinds that have entries of their own, or lines.
+fn kinds() -> impl Iterator<Item = Kind> {
+    use StateLayout::{KLast, VLast};
+
+    // What has a line of its own besides: the mode, whether views are narrow, and T + T'.
+    let others = [
+        (Mode::Update, false, 1),
+        (Mode::Update, false, 4),
+        (Mode::Update, false, 8),
+        (Mode::Each, false, 4),
+        (Mode::Each, false, 8),
+        (Mode::Verify, false, 1),
+        (Mode::Resume, false, 2),
+        (Mode::Resume, true, 2),
+    ];
+    let families = Entry::ALL.iter().filter_map(|entry| entry.computes());
+    let families: HashSet<_> = families
+        .flat_map(|computes| {
+            computes
+                .all_operators()
+                .map(move |pc| (computes.family, pc))
+        })
+        .filter(|(family, _)| family.knows_states() && !family.takes_singles())
+        .collect();
+    families.into_iter().flat_map(move |(family, per_channel)| {
+        let states = [DType::F32, DType::Bf16, DType::F16];
+        let states = [KLast, VLast]
+            .into_iter()
+            .flat_map(move |layout| states.map(|state| (layout, state)));
+        let kinds = states.flat_map(move |(layout, state)| {
+            [[64, 64], [96, 192], [128, 128]]
+                .map(|dims| kind(family, per_channel, layout, state, dims))
+        });
+        kinds.flat_map(move |kind| {
+            let of = others
+                .into_iter()
+                .filter_map(move |(mode, narrow, tokens)| {
+                    let other = Kind {
+                        mode,
+                        narrow,
+                        tokens,
+                        ..kind
+                    };
+                    let is_none = family.is_parallel() && mode == Mode::Each;
+                    (!is_none && rows(other) != rows(kind)).then_some(other)
+                });
+            [kind].into_iter().chain(of)
+        })
+    })
+}
+
+/// The same with one and with two value heads of a query/key head.
+fn of_each_ratio() -> impl Iterator<Item = Kind> {
+    kinds().flat_map(|kind| [1, 2].map(|ratio| Kind { ratio, ..kind }))
+}
+
+/// What a step keeps has a table of its own: f32 K-last updates of eight tokens, V-last states after each of many.
+#[test]
+fn what_is_kept_chooses() {
+    let kind = |layout, state, tokens, mode| Kind {
+        mode,
+        ratio: 2,
+        tokens,
+        ..kind(Family::Recurrent, false, layout, state, [128, 128])
+    };
+    let (k_last, v_last) = (StateLayout::KLast, StateLayout::VLast);
+    let (each, last, other) = (Mode::Each, Mode::Update, Mode::Verify);
+    for (kind, heads, wanted) in [
+        (kind(k_last, DType::F32, 8, last), 512, "f32_k128_tile16"),
+        (
+            kind(k_last, DType::F32, 8, last),
+            128,
+            "f32_k128_tile16_warps2",
+        ),
+        (
+            kind(k_last, DType::F32, 8, other),
+            512,
+            "f32_k128_tile16_warps2",
+        ),
+        (
+            kind(k_last, DType::F32, 4, last),
+            512,
+            "f32_k128_tile16_warps2",
+        ),
+        (kind(v_last, DType::Bf16, 8, each), 2048, "bf16_k128_tile64"),
+        (kind(v_last, DType::F16, 8, each), 512, "bf16_k128_tile32"),
+        (kind(v_last, DType::Bf16, 8, last), 2048, "bf16_k128_tile32"),
+        (kind(v_last, DType::Bf16, 4, each), 2048, "bf16_k128_tile32"),
+    ] {
+        let entry = kind.entry(heads, MEASURED_ON).unwrap();
+        assert!(
+            entry.name().ends_with(&format!("_{wanted}")),
+            "{kind:?}: {}",
+            entry.name()
+        );
+    }
+}
+
+#[test]
+fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
+    for kind in of_each_ratio() {
+        let (rows, variants): (_, Vec<_>) = (rows(kind), kind.variants().collect());
+        assert_eq!(rows.is_empty(), variants.is_empty(), "{kind:?}");
+        assert!(rows.is_sorted_by(|one, next| one.0 < next.0), "{kind:?}");
+        assert!(rows.last().is_none_or(|last| last.0 == ANY), "{kind:?}");
+        for (_, entry) in rows {
+            assert!(variants.contains(entry), "{kind:?}: {}", entry.name());
+        }
+    }
+}
+
+/// An entry is on a line, launched beside what is, or on the list of those that no launch selects.
+#[test]
+fn every_entry_is_selected_by_some_kind_or_said_not_to_be() {
+    let selected = of_each_ratio().flat_map(|kind| rows(kind).iter().map(|&(_, entry)| entry));
+    let beside = kinds().flat_map(|kind| kind.beside(true));
+    let mut known: Vec<Entry> = selected.chain(beside).collect();
+    known.sort();
+    known.dedup();
+    assert!(UNSELECTED.iter().all(|entry| !known.contains(entry)));
+    known.extend(UNSELECTED);
+    known.sort();
+    let all = Entry::ALL.iter().copied();
+    let mut all: Vec<Entry> = all.filter(|entry| entry.computes().is_some()).collect();
+    all.sort();
+    assert_eq!(known, all);
+}
+
+#[test]
+fn a_gpu_with_half_the_multiprocessors_changes_at_half_the_heads() {
+    for kind in kinds() {
+        let measured = |heads| kind.entry(heads, MEASURED_ON);
+        for multiprocessors in 16..=192 {
+            let gpu = Gpu {
+                multiprocessors,
+                ..MEASURED_ON
+            };
+            let on_hopper = |row: &&Row| row.0 != ELSEWHERE;
+            for &(up_to, entry) in rows(kind).iter().filter(on_hopper) {
+                if up_to == ANY {
+                    assert_eq!(kind.entry(u32::MAX, gpu).unwrap(), entry);
+                    continue;
+                }
+                let last = up_to * multiprocessors / MEASURED_ON.multiprocessors;
+                assert_eq!(kind.entry(last, gpu).unwrap(), entry, "{kind:?}");
+                assert_ne!(kind.entry(last + 1, gpu).unwrap(), entry, "{kind:?}");
+                assert_eq!(measured(up_to).unwrap(), entry);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
+    let without = Gpu {
+        compute_capability: (8, 6),
+        ..MEASURED_ON
+    };
+    for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
+        // With many tokens a block has no room for the most heads.
+        let most = kind.max_heads().unwrap_or(8);
+        let most = if kind.tokens > 1 { 2 } else { most };
+        for ratio in [1, 2, most] {
+            let kind = Kind { ratio, ..kind };
+            // Short rows are worked by the chain there.
+            let is_short = matches!(
+                kind.family,
+                Family::GdnPrefillShort | Family::KdaPrefillShort
+            );
+            // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
+            // of one.
+            let clusters = matches!(
+                kind.family,
+                Family::GdnDeferredLayerParallel | Family::KdaDeferredLayerParallel
+            );
+            let has_whole_blocks = !(kind.is_layer() && kind.family.is_parallel());
+            let alone = (ratio == 1 && !clusters) || has_whole_blocks;
+            for heads in [1, 100, 10_000] {
+                match kind.entry(heads, without) {
+                    Ok(entry) => {
+                        assert!(!entry.takes_clusters() && alone, "{kind:?}");
+                        assert!(!entry.takes_warpgroups() && !is_short, "{kind:?}");
+                    }
+                    Err(error) => {
+                        assert!(!alone || is_short, "{kind:?}");
+                        if is_short {
+                            continue;
+                        }
+                        assert!(error.to_string().contains("clusters"), "{error}");
+                    }
+                }
+                let entry = kind.entry(heads, MEASURED_ON).unwrap();
+                assert!(kind.variants().any(|variant| variant == entry));
+                assert!(ratio <= entry.max_ratio(), "{kind:?}");
+            }
+        }
+    }
+}
+
+/// Where no more than a number of tokens, or of value heads, has room, an error says how many.
+#[test]
+fn what_has_no_room_in_a_block_is_an_error() {
+    let (mut by_tokens, mut by_heads) = (0, 0);
+    for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
+        let fits = |kind: Kind| {
+            let entries = rows(kind).iter().map(|&(_, entry)| entry);
+            let mut entries = entries.map(|entry| (entry, kind.shared_bytes(entry)));
+            entries.any(|(entry, bytes)| bytes <= most_shared_bytes(entry))
+        };
+        let message = |kind: Kind| kind.check_room().unwrap_err().to_string();
+        for tokens in [1, 2 * 16] {
+            assert!(Kind { tokens, ..kind }.check_room().is_ok(), "{kind:?}");
+        }
+        let with = |tokens| Kind { tokens, ..kind };
+        if let Some(first) = (1..20_000).find(|&tokens| !fits(with(tokens))) {
+            with(first - 1).check_room().unwrap();
+            let wanted = format!(
+                "T + T': wanted at most {} with HV / H = 1, by the shared memory of a block, got {first}",
+                first - 1
+            );
+            assert_eq!(message(with(first)), wanted);
+            let error = with(first).entry(1, MEASURED_ON).unwrap_err();
+            assert_eq!(error.to_string(), wanted);
+            by_tokens += 1;
+        }
+        let Some(most) = kind.max_heads() else {
+            continue;
+        };
+        let with = |ratio| Kind { ratio, ..kind };
+        let wanted = format!("HV / H: wanted at most {most} with a convolution or a norm");
+        assert!(message(with(most + 1)).starts_with(&wanted), "{kind:?}");
+        by_heads += 1;
+    }
+    assert!(by_tokens > 0 && by_heads > 0);
+}
+
+/// Of K-last states a chain's copier brings those of a block that has all of a head.
+#[test]
+fn a_block_has_room_for_the_state_that_is_brought() {
+    let bytes = |entry, layout, state| {
+        let of_two = kind(Family::GdnPrefillChain, false, layout, state, [128, 128]);
+        let kind = Kind { ratio: 2, ..of_two };
+        kind.shared_bytes(entry)
+    };
+    for (entry, elements) in [
+        (Entry::gdn_prefill_chain_k128_tile128, 128 * 128),
+        (Entry::gdn_prefill_chain_k128_tile64, 0),
+        (Entry::prefill_single_k128, 0),
+    ] {
+        let without = entry.shared_bytes();
+        for (state, of_element) in [(DType::F32, 4), (DType::Bf16, 2), (DType::F16, 2)] {
+            let k_last = bytes(entry, StateLayout::KLast, state);
+            assert_eq!(
+                k_last,
+                without + of_element * elements,
+                "{entry:?}, {state}"
+            );
+            assert_eq!(bytes(entry, StateLayout::VLast, state), without);
+        }
+    }
+}
+
+/// A batch for whose entry there is no room gets one that has.
+#[test]
+fn entries_without_room_are_passed_over() {
+    let mut passed = 0;
+    for kind in kinds().filter(|&kind| rows(kind).len() > 1) {
+        for tokens in 1..2_000 {
+            let kind = Kind { tokens, ..kind };
+            let entries = rows(kind).iter();
+            let room: Vec<bool> = entries.map(|&(_, entry)| kind.has_room(entry)).collect();
+            if room.iter().all(|&room| room) || !room.contains(&true) {
+                continue;
+            }
+            for &(up_to, _) in rows(kind) {
+                let entry = kind.entry(up_to, MEASURED_ON).unwrap();
+                assert!(kind.has_room(entry), "{kind:?}: {}", entry.name());
+                passed += 1;
+            }
+        }
+    }
+    assert!(passed > 0);
+}
+
+#[test]
+fn what_is_not_compiled_is_an_error() {
+    let dims = [96, 192];
+    let kind = kind(
+        Family::GdnMtpParallel,
+        false,
+        StateLayout::KLast,
+        DType::F16,
+        dims,
+    );
+    assert_eq!(
+        kind.entry(1, MEASURED_ON).unwrap_err().to_string(),
+        "kernel = GdnMtpParallel of GDN, k_last f16 states, K = 96, V = 192 is not supported: no variant of it is compiled"
+    );
+    assert_eq!(kind.variants().count(), 0);
+}

@@ -1,0 +1,126 @@
+//! Which kernels compute a request: those of its formulation, where they take the tokens and the states.
+
+use gated_delta_kernels::launch::Family;
+
+use super::extents::Extents;
+use crate::error::{Error, excludes};
+use crate::shapes::unsupported;
+use crate::step::args::{Formulation, MAX_TOKENS, StateLayout};
+use crate::step::argument::Argument;
+use crate::step::choice::MAX_PARALLEL_TOKENS;
+use crate::step::request::Request;
+use crate::tensor::DType;
+
+/// Checks that the kernels of the chosen formulation compute the numbers of tokens; returns their family.
+pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
+    let tokens = request.inputs.map(|_| extents.new.tokens);
+    let previous_tokens = request.stored.map(|_| extents.previous.tokens);
+    if request.is_chunked() {
+        return Ok(match request.gates.per_channel {
+            false => Family::GdnPrefillChain,
+            true => Family::KdaPrefillChain,
+        });
+    }
+    let is_layer =
+        request.conv().is_some() || request.norm.is_some() || request.has(Argument::Windows);
+    if request.formulation == Formulation::Recurrent {
+        if request.pending.is_some() {
+            let allowed = match request.options.formulation {
+                Formulation::Auto if request.gates.per_channel => {
+                    "1, or up to 8 of bf16 states with K = 128"
+                }
+                Formulation::Auto => "1, or up to 8 of bf16 states with K = 64 or 128",
+                _ => "1, or up to 8 with Formulation::Parallel",
+            };
+            up_to("T with pending", tokens, 1, allowed)?;
+            return Ok(match is_layer {
+                false => Family::Deferred,
+                true => Family::DeferredLayer,
+            });
+        }
+        let allowed = match request.options.formulation {
+            Formulation::Auto => "at least 1",
+            _ => "1 to 16, or any with Formulation::Chunked",
+        };
+        up_to("T", tokens, MAX_TOKENS, allowed)?;
+        up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
+        let is_one = tokens == Some(1) && previous_tokens.is_none() && is_plain(request);
+        return Ok(match (is_layer, is_one) {
+            (true, true) => Family::Layer,
+            (true, false) => Family::LayerMtp,
+            (false, true) if !request.gates.per_channel => Family::GdnDecode,
+            (false, _) => Family::Recurrent,
+        });
+    }
+    let parallel = (true, "formulation = parallel");
+    excludes(
+        parallel,
+        &[
+            (request.has(Argument::Snapshots), "snapshots"),
+            (request.has(Argument::TokenSlots), "token_slots"),
+        ],
+        "it has no state after each token",
+    )?;
+    excludes(
+        parallel,
+        &[
+            (request.pool().tensor.dtype() == DType::F32, "an f32 state"),
+            (
+                request.options.state_layout == StateLayout::VLast,
+                "a v_last state",
+            ),
+        ],
+        "it is for 16-bit k_last states",
+    )?;
+    up_to(
+        "T of the parallel formulation",
+        tokens,
+        MAX_PARALLEL_TOKENS,
+        "1 to 8, or any with Formulation::Chunked",
+    )?;
+    up_to(
+        "T' of the parallel formulation",
+        previous_tokens,
+        MAX_PARALLEL_TOKENS,
+        "1 to 8",
+    )?;
+    if request.pending.is_some() {
+        excludes(
+            (true, "pending with formulation = parallel"),
+            &[(request.pool().tensor.dtype() == DType::F16, "an f16 state")],
+            "with formulation = recurrent such steps are of one token",
+        )?;
+        return Ok(match (request.gates.per_channel, is_layer) {
+            (false, false) => Family::GdnDeferredParallel,
+            (false, true) => Family::GdnDeferredLayerParallel,
+            (true, false) => Family::KdaDeferredParallel,
+            (true, true) => Family::KdaDeferredLayerParallel,
+        });
+    }
+    Ok(match (request.gates.per_channel, is_layer) {
+        (false, false) => Family::GdnMtpParallel,
+        (false, true) => Family::GdnLayerParallel,
+        (true, false) => Family::KdaRecurrentParallel,
+        (true, true) => Family::KdaLayerParallel,
+    })
+}
+
+/// Dense rows, whose states go to one place at most.
+fn is_plain(request: &Request<'_>) -> bool {
+    !request.has(Argument::Snapshots)
+        && !request.has(Argument::TokenSlots)
+        && !request.has(Argument::CuSeqlens)
+}
+
+/// A number of tokens, where there are some, is in 1..=`most`, which `allowed` spells out.
+fn up_to(
+    what: &'static str,
+    tokens: Option<usize>,
+    most: usize,
+    allowed: &'static str,
+) -> Result<(), Error> {
+    match tokens {
+        Some(tokens) if !(1..=most).contains(&tokens) => Err(unsupported(what, tokens, allowed)),
+        _ => Ok(()),
+    }
+}

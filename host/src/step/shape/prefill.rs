@@ -1,0 +1,111 @@
+//! What a prefill has besides: rows of any length, positions, checkpoints and a workspace.
+
+use gated_delta_kernels::prefill::CHUNK;
+
+use super::checks::{aligned, indices};
+use super::extents::Extents;
+use crate::error::{Error, excludes};
+use crate::shapes::{Named, range};
+use crate::step::args::Formulation;
+use crate::step::argument::Argument;
+use crate::step::choice;
+use crate::step::request::{Phase, Request};
+use crate::tensor::DType;
+
+/// Alignment of a workspace, bytes.
+pub const WORKSPACE_ALIGNMENT: usize = 16;
+
+/// Refuses what a prefill is not for, by name, and what belongs to a prefill alone.
+pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
+    let of_prefill = [
+        (request.has(Argument::Positions), "positions"),
+        (request.has(Argument::CheckpointSlots), "checkpoints"),
+        (request.has(Argument::Workspace), "workspace"),
+    ];
+    let other = match request.options.formulation {
+        _ if request.is_chunked() => return check_prefill(request),
+        Formulation::Recurrent => "formulation = recurrent",
+        Formulation::Parallel => "formulation = parallel",
+        // A step that has them is a prefill by choice, unless it has a ring.
+        _ => "pending",
+    };
+    excludes((true, other), &of_prefill, "they are of a prefill")
+}
+
+fn check_prefill(request: &Request<'_>) -> Result<(), Error> {
+    let chunked = (true, choice::chunked_by(request));
+    excludes(
+        chunked,
+        &[
+            (request.phase != Phase::Step, "a commit"),
+            (request.stored.is_some(), "previous"),
+        ],
+        "a prefill has new tokens and no others",
+    )?;
+    excludes(
+        chunked,
+        &[
+            (request.has(Argument::Snapshots), "snapshots"),
+            (request.has(Argument::TokenSlots), "token_slots"),
+        ],
+        "a prefill keeps states at multiples of 64 tokens alone: Step::checkpoints",
+    )?;
+    excludes(
+        chunked,
+        &[(request.read_only, "read-only states")],
+        "a prefill writes the states that it ends with",
+    )
+}
+
+/// Lengths that no table of kernels bounds, positions, checkpoints, and a workspace but for its size.
+pub fn check_lengths(request: &Request<'_>, extents: &Extents) -> Result<(), Error> {
+    if !request.is_chunked() {
+        return Ok(());
+    }
+    let (rows, tokens) = (extents.rows, extents.new.tokens);
+    if !request.has(Argument::CuSeqlens) && !fits(rows, tokens) {
+        let wanted = "below 2^32".to_owned();
+        return Err(range("B * T", wanted, rows as u128 * tokens as u128));
+    }
+    if let Some(positions) = request.get(Argument::Positions) {
+        indices(positions, &["B"], &[rows])?;
+    }
+    if let Some(slots) = request.get(Argument::CheckpointSlots) {
+        let chunk = CHUNK as usize;
+        let every = request.checkpoint_every();
+        if every == 0 || !every.is_multiple_of(chunk) || every > u32::MAX as usize {
+            let wanted = "a multiple of 64 below 2^32".to_owned();
+            return Err(range("every of checkpoints", wanted, every));
+        }
+        let [_, of_row] = *slots.rank("[B, C]")?.dims;
+        indices(slots, &["B", "C"], &[rows, of_row])?;
+        slots.rank::<2>("[B, C]")?.row_stride()?;
+        if of_row > u32::MAX as usize {
+            return Err(range("C", "below 2^32".to_owned(), of_row));
+        }
+    }
+    match request.get(Argument::Workspace) {
+        Some(workspace) => check_workspace_view(workspace),
+        None => Ok(()),
+    }
+}
+
+/// So many tokens are counted in 32 bits.
+fn fits(rows: usize, tokens: usize) -> bool {
+    rows.checked_mul(tokens)
+        .is_some_and(|total| total <= u32::MAX as usize)
+}
+
+/// A workspace is what it has to be, but for its size.
+fn check_workspace_view(workspace: Named<'_>) -> Result<(), Error> {
+    workspace.dtype(&[DType::F32], "f32")?;
+    let tensor = workspace.tensor;
+    if !tensor.is_contiguous() {
+        return Err(Error::Stride {
+            tensor: workspace.name,
+            wanted: "contiguous",
+            got: *tensor.strides(),
+        });
+    }
+    aligned(WORKSPACE_ALIGNMENT, || [(workspace.name, tensor.address())])
+}

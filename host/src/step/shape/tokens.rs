@@ -1,0 +1,93 @@
+//! The tensors of the tokens.
+
+use super::checks::{Strides, indices, same_dtype};
+use super::extents::Extents;
+use crate::error::Error;
+use crate::step::args::Inputs;
+use crate::step::request::{Kept, KeptInputs, New, Request};
+
+/// Strides of the tensors of some tokens; of one that is not there, its default.
+#[derive(Default)]
+pub struct TokenStrides {
+    pub q: Strides,
+    pub k: Strides,
+    pub v: Strides,
+    /// The projection of previous tokens; new ones have theirs with their convolution.
+    pub x: Strides,
+    pub gate: Strides,
+    pub beta: Strides,
+    pub o: Strides,
+}
+
+impl TokenStrides {
+    /// Says whether an access that may be wide is not.
+    pub fn narrow(&self) -> bool {
+        let Self {
+            q, k, v, gate, o, ..
+        } = self;
+        [q, k, v, gate, o].into_iter().any(|it| it.narrow)
+    }
+}
+
+/// The new tokens, where there are such.
+pub fn new(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Error> {
+    let mut strides = TokenStrides::default();
+    let Some(New { inputs, gates, o }) = request.new_tokens() else {
+        return Ok(strides);
+    };
+    let (extent, heads) = (&extents.new, extents.heads);
+    if let Inputs::Qkv { .. } = inputs {
+        let [q, k, v] = inputs.named();
+        strides.q = extent.keys(q, heads)?;
+        strides.k = extent.keys(k, heads)?;
+        strides.v = extent.values(v, heads)?;
+    }
+    [strides.gate, strides.beta] = extent.gates(gates, heads, request.gates.per_channel)?;
+    strides.o = extent.values(o, heads)?;
+    o.rank::<4>("[B, T, HV, V]")?.distinct(
+        1,
+        "rows, tokens and heads that do not overlap, since it is written",
+    )?;
+    Ok(strides)
+}
+
+/// The previous tokens, where there are such.
+pub fn previous(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Error> {
+    let mut strides = TokenStrides::default();
+    let Some(Kept {
+        inputs,
+        gates,
+        keep,
+    }) = request.previous_tokens()
+    else {
+        return Ok(strides);
+    };
+    let (extent, heads) = (&extents.previous, extents.heads);
+    match inputs {
+        KeptInputs::Kv([k, v]) => {
+            strides.k = extent.keys(k, heads)?;
+            strides.v = extent.values(v, heads)?;
+        }
+        KeptInputs::X(_) | KeptInputs::Conv(_) => {
+            strides.x = extent.inputs(inputs.first(), heads.channels())?;
+        }
+    }
+    [strides.gate, strides.beta] = extent.gates(gates, heads, request.gates.per_channel)?;
+    if let Some(new) = request.new_tokens() {
+        // The switches have seen that they come alike.
+        let [first, second, third] = new.inputs.named();
+        match inputs {
+            KeptInputs::Kv([k, v]) => {
+                same_dtype(k, second, "the dtype of k")?;
+                same_dtype(v, third, "the dtype of v")?;
+            }
+            KeptInputs::X(x) => same_dtype(x, first, "the dtype of x")?,
+            KeptInputs::Conv(_) => {}
+        }
+        for (gate, like) in gates.iter().zip(new.gates) {
+            same_dtype(*gate, like, "the dtype of the new gates")?;
+        }
+    }
+    indices(keep, &["B"], &[extents.rows])?;
+    Ok(strides)
+}
