@@ -100,9 +100,9 @@ impl Recipe {
         recipe
     }
 
-    /// Every launch, in order. Most recipes have one. A prefill of rows of more than 64 tokens has an intra-chunk pass and a
-    /// scan; a single long prompt has up to eight pairs of these. If most rows are much shorter than the longest one, the rows of
-    /// one token have a launch of their own. A convolution adds one launch before these, a convolution or a norm one after.
+    /// Every launch, in order. Most recipes have one. A prefill of rows of more than 64 tokens has an intra-chunk pass and a scan; a
+    /// single long prompt has up to eight pairs of these. If most rows are much shorter than the longest one, the rows of one token
+    /// have a launch of their own. A convolution adds one launch before these, a convolution or a norm one after.
     pub fn launches(&self) -> impl Iterator<Item = Launch> {
         let Self {
             params, deferred, ..
