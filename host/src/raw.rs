@@ -101,8 +101,8 @@ impl Recipe {
     }
 
     /// Every launch, in order. Most recipes have one. A prefill of rows of more than 64 tokens has an intra-chunk pass and a scan; a
-    /// single long prompt has up to eight pairs of these. If most rows are much shorter than the longest one, the rows of one token
-    /// have a launch of their own. A convolution adds one launch before these, a convolution or a norm one after.
+    /// single long prompt has up to eight pairs of these. If rows are on average at most half as long as the longest one, the rows of
+    /// one token have a launch of their own. A convolution adds one launch before these, a convolution or a norm one after.
     pub fn launches(&self) -> impl Iterator<Item = Launch> {
         let Self {
             params, deferred, ..
