@@ -45,7 +45,7 @@ fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
     } = inputs.shape;
     cust::init(CudaFlags::empty())?;
     let _context = cust::context::Context::new(cust::device::Device::get_device(0)?)?;
-    // A default stream waits for the copies below, which are on the default stream of the context.
+    // A stream with these flags waits for the copies below, which go through the default stream.
     let stream = Stream::new(StreamFlags::DEFAULT, None)?;
     // cust uses the primary context, as this library does.
     let library = Library::new(&Context::primary(Device::get(0)?)?);
