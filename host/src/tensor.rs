@@ -108,7 +108,7 @@ impl<'a> Tensor<'a> {
         tensor.fits()
     }
 
-    /// The same elements with other strides: one per dim, in elements.
+    /// A view of the same elements with other strides: one stride per dim, in elements.
     ///
     /// # Errors
     /// [`Error::Range`] if the number of strides is not that of the dims, or the view exceeds its storage.

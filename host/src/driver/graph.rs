@@ -94,7 +94,7 @@ impl Capture<'_> {
         ManuallyDrop::new(self).end_once()
     }
 
-    /// The same by reference, for `drop` too; called once.
+    /// Ends the capture by reference, for `drop` too; called once.
     fn end_once(&self) -> Result<Captured, Error> {
         let driver = self.stream.context().driver();
         let mut captured = Captured {
