@@ -13,7 +13,7 @@
 #   JOBS=n                        processes at a time
 #   SHARDS=n                      processes that share the launches of tests-sanitizer, for each sanitizer
 #   LIMIT=seconds                 a process that takes longer is ended, and has failed
-#   RUST_TEST_THREADS=n           threads of a process; PROPTEST_CASES and the like reach the tests too
+#   RUST_TEST_THREADS=n           threads of a process; GATED_DELTA_DEPTH and the like reach the tests too
 #
 # One test by itself: tests/tests-cpu laws::rows::NAME, with CUDA_CACHE_PATH=$PWD/cache to find what was compiled.
 # Prints a line per process as it ends, then what examples printed, the logs of what failed, and totals; all logs are in

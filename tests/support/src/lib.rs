@@ -17,6 +17,7 @@ pub mod spec;
 pub mod strategy;
 mod truth;
 
+use std::env;
 use std::fmt::Debug;
 use std::path::Path;
 
@@ -32,8 +33,20 @@ use crate::compare::check;
 use crate::spec::Family;
 use crate::strategy::specs;
 
-/// Runs `test` on `cases` values of `strategy`, or on as many as `PROPTEST_CASES` says; panics with the smallest
-/// value that fails. Seeds of failures are kept in `proptest-regressions/<subject>.txt`, where the sources are.
+/// How many times the usual number of cases every random test has: `GATED_DELTA_DEPTH`, or 1.
+///
+/// # Panics
+/// Where it is no number above 0.
+#[must_use]
+pub fn depth() -> u32 {
+    env::var("GATED_DELTA_DEPTH").map_or(1, |depth| {
+        let number = depth.parse().ok().filter(|depth| *depth > 0);
+        number.unwrap_or_else(|| panic!("GATED_DELTA_DEPTH: wanted 1 or more, got {depth}"))
+    })
+}
+
+/// Runs `test` on `cases` values of `strategy`, times [`depth`]; panics with the smallest value that fails. Seeds of failures are
+/// kept in `proptest-regressions/<subject>.txt`, where the sources are.
 pub fn for_all<S: Strategy<Value: Debug>>(
     subject: &str,
     cases: u32,
@@ -49,13 +62,11 @@ pub fn for_all<S: Strategy<Value: Debug>>(
         let file = file.to_string_lossy().into_owned().leak();
         Box::new(FileFailurePersistence::Direct(file)) as Box<dyn FailurePersistence>
     });
-    let mut config = Config {
+    let config = Config {
         failure_persistence,
+        cases: cases * depth(),
         ..Config::default()
     };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = cases;
-    }
     let ran = TestRunner::new(config).run(strategy, |value| {
         test(value);
         Ok(())
