@@ -1,43 +1,11 @@
-//! Prefills against the reference: every entry on every backend, over random problems: ragged rows, positions,
-//! checkpoints, with and without a convolution and a norm.
+//! Prefills of what is rare among random problems against the reference.
 
 use gated_delta::{Activation, DType, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{GateKind, KdaDecay, Operator};
-use gated_delta_kernels::for_each_entry;
 use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::Change;
 use gated_delta_test_support::spec::{ConvChoice, Family, Magnitude, NormChoice, Spec};
-
-/// GDN's.
-mod gdn {
-    use super::for_each_entry;
-
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(gdn_prefill: $($table)*); };
-    }
-    for_each_entry!(entries);
-}
-
-/// KDA's.
-mod kda {
-    use super::for_each_entry;
-
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_prefill: $($table)*); };
-    }
-    for_each_entry!(entries);
-}
-
-/// What both have.
-mod both {
-    use super::for_each_entry;
-
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(prefill: $($table)*); };
-    }
-    for_each_entry!(entries);
-}
 
 /// Where nothing decays and tokens reflect the state, along keys that a SiLU makes alike, what they add to it cancels, and
 /// its roundings do not: errors are a larger part of a state, and no larger for what rounding explains.

@@ -31,7 +31,7 @@ unset CUDA_CACHE_DISABLE
 export GATED_DELTA_SIMULATOR=${GATED_DELTA_SIMULATOR:-0}
 
 # Longest first.
-LONGEST=(tests-sanitizer tests-plans tests-engine tests-families tests-laws tests-replays tests-layer tests-large_pool
+LONGEST=(tests-sanitizer tests-plans tests-engine tests-families tests-laws tests-replays tests-entries tests-large_pool
     tests-deferred tests-prefill cli-cli)
 # Binaries of many modules, each of which is a process.
 MODULES=(tests-cpu tests-gpu)

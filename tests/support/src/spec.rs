@@ -424,6 +424,13 @@ impl Spec {
         self.heads * self.ratio
     }
 
+    /// Whether f32 holds the sum of squares of every output that is normed. Of others a norm scales and adds up what a warp has, which
+    /// is another part of a head in another kernel, and so has other bits.
+    #[must_use]
+    pub fn has_finite_squares(&self) -> bool {
+        !self.spread || self.norm.is_none()
+    }
+
     /// Takes tokens away until a kernel has room for those of a query/key head's value heads.
     pub fn fit(&mut self) {
         while self.conv.is_some() || self.norm.is_some() {
