@@ -336,7 +336,7 @@ fn fresh_rows_start_from_zeros() {
 /// Without states written a fresh row is one of zeros too, and by a dead slot inactive.
 #[test]
 fn fresh_rows_of_a_launch_that_writes_nothing() {
-    for family in Family::of_kernels() {
+    for family in Family::of_each_kind() {
         let mut spec = Spec {
             batch: 3,
             slots: SlotChoice {
