@@ -13,7 +13,7 @@
 //! let stream = Stream::new(&context)?;
 //! let mut states = DeviceMemory::from_slice(&context, &[1.0f32; 4096])?;
 //! let tensor = states.tensor_mut(DType::F32, &[4096])?;
-//! SAFETY: the states outlive the launches, and nothing else uses them.
+//! // SAFETY: the states outlive the launches, and nothing else uses them.
 //! unsafe { library.state_floor(stream.as_ref(), tensor, 2.0) }?; // compiles the kernel: a capture must not
 //! // SAFETY: as above.
 //! let mut graph = unsafe { Graph::capture(&stream, || library.state_floor(stream.as_ref(), tensor, 2.0)) }?;

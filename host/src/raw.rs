@@ -27,7 +27,7 @@
 //! ```
 //! use gated_delta::{DType, Gdn, GdnGates, Inputs, States, Tensor, Work};
 //!
-//! 4 sequences, 16 query/key heads, 32 value heads.
+//! // 4 sequences, 16 query/key heads, 32 value heads.
 //! // SAFETY: nothing is launched here.
 //! let tensor = |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x7f00_0000_0000, dtype, dims) };
 //! let qk = tensor(DType::Bf16, &[4, 1, 16, 128])?;

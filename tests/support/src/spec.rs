@@ -462,8 +462,14 @@ impl Spec {
         };
         let tokens = (self.tokens + self.previous.unwrap_or(0)) as u32;
         let heads = self.ratio as u32;
+        // No launch of KDA with K = 128 is given a tile of 32 rows, a quarter of V: `tiles.txt`.
+        let is_given = |entry: &&Entry| {
+            let of_kda = family.operator == Operator::Kda && family.dim == 128;
+            !of_kda || entry.tiles() < 4
+        };
         let mut entries = (Entry::ALL.iter())
             .filter(|entry| Family::all_of(**entry).contains(&family))
+            .filter(is_given)
             .peekable();
         entries.peek().is_none()
             || entries.any(|entry| takes(*entry, family.operator, tokens, heads))
