@@ -59,7 +59,7 @@ pub struct Recipe {
     pub shape: LaunchShape,
     /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
     /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that. Launches of
-    /// a prompt in segments differ in [`PrefillParams::first_piece`] and what follows it: [`Launch::params`].
+    /// a prompt in segments differ in [`PrefillParams::first_chunk`] and what follows it: [`Launch::params`].
     pub params: PrefillParams,
     /// That of a kernel whose states wait ([`Step::pending`](crate::Step::pending)), in place of `params`.
     pub deferred: Option<DeferredParams>,

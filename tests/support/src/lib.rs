@@ -73,21 +73,18 @@ pub fn differential(entry: Entry) {
     // What is launched around others has no cases but theirs.
     let own = entry.computes();
     let own = own.unwrap_or_else(|| panic!("an entry of no operator on states"));
-    let of = |family: launch::Family| {
+    let chain_of = |per_channel: bool| {
         let is_wanted = |other: &&Entry| {
             let computes = other.computes();
-            computes.is_some_and(|it| (it.family, it.k) == (family, own.k))
+            computes.is_some_and(|it| {
+                it.family.is_chain() && (it.per_channel, it.k) == (Some(per_channel), own.k)
+            })
         };
         Entry::ALL.iter().find(is_wanted).copied()
     };
-    let (gdn, kda) = (
-        of(launch::Family::GdnPrefillChain),
-        of(launch::Family::KdaPrefillChain),
-    );
-    let chains = match own.family {
-        launch::Family::GdnPrefillPrepare => [gdn, None],
-        launch::Family::KdaPrefillPrepare => [None, kda],
-        family if family.is_chunked() && own.per_channel.is_none() => [gdn, kda],
+    let chains = match (own.family.stage(), own.per_channel) {
+        (Some(launch::Stage::Prepare), Some(per_channel)) => [chain_of(per_channel), None],
+        (Some(_), None) => [false, true].map(chain_of),
         _ => [None; 2],
     };
     let own_families = Family::all_of(entry).into_iter();
