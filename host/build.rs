@@ -1,8 +1,8 @@
-//! Compresses `ptx/`, which stays text in the sources: each file by itself, for a program that links this library unpacks
-//! those that it launches. `src/ptx.rs` has the other half. A published package has `ptx.lzma` in its place, from
-//! `cargo xtask ptx-archive`.
+//! Compresses the PTX files of `ptx/`, each on its own, since a program that links this library decompresses only the files that
+//! it launches. `src/ptx.rs` decompresses them. A published package has `ptx.lzma` from `cargo xtask ptx-archive` in place of the
+//! folder.
 //!
-//! Makes a match of the lines of `src/step/select/tiles.txt`.
+//! Makes a Rust `match` of the lines of `src/step/select/tiles.txt`.
 
 use std::error::Error;
 use std::io::Read;
@@ -11,7 +11,7 @@ use std::{env, fs};
 
 use lzma_rust2::LzmaReader;
 
-/// The levels above it take twice the time for two thousandths.
+/// Compression level. Higher levels take twice the time and save two thousandths.
 const LEVEL: u8 = 6;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -52,14 +52,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Leaves the text of an entry, compressed, for `src/ptx.rs`.
+/// Writes the compressed text of an entry for `src/ptx.rs`.
 fn embed(name: &str, text: &str) -> Result<(), Box<dyn Error>> {
     let compressed = miniz_oxide::deflate::compress_to_vec(body(text).as_bytes(), LEVEL);
     let to = Path::new(&env::var("OUT_DIR")?).join(name);
     Ok(fs::write(to.with_extension("deflate"), compressed)?)
 }
 
-/// The text without comment lines.
+/// The text without its comment lines.
 fn body(text: &str) -> String {
     let lines = text.lines().filter(|line| !line.starts_with("//"));
     lines.flat_map(|line| [line, "\n"]).collect()

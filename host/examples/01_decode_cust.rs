@@ -1,4 +1,4 @@
-//! GDN decode in an engine on cust: its context, its stream, its buffers.
+//! A GDN decode in an engine on cust, with cust's context, stream and buffers.
 
 mod common;
 
@@ -11,7 +11,7 @@ use gated_delta::driver::{Context, Device};
 use gated_delta::{DType, Gdn, GdnGates, Inputs as Qkv, Library, States, Tensor};
 use half::bf16;
 
-/// Qwen3-Next's layer.
+/// Shape of Qwen3-Next's layers.
 const SHAPE: Shape = Shape {
     batch: 4,
     tokens: 1,
@@ -21,7 +21,7 @@ const SHAPE: Shape = Shape {
     slots: 8,
 };
 
-/// A slot for each row; the third is padding.
+/// Slot of each row; the third row is padding.
 const SLOTS: [i32; 4] = [5, 2, -1, 0];
 
 fn main() -> Result<()> {
@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     inputs.check(&inputs.states, &Rows::decoded(&SLOTS), &o, &states)
 }
 
-/// The engine: everything on cust, but the library and its tensors.
+/// A decode in the engine. Only the library and its tensors are not cust's.
 fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
     let Shape {
         batch,
@@ -45,12 +45,12 @@ fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
     } = inputs.shape;
     cust::init(CudaFlags::empty())?;
     let _context = cust::context::Context::new(cust::device::Device::get_device(0)?)?;
-    // Such a stream waits for the copies below, which go through the default stream.
+    // A stream with these flags waits for the copies below, which go through the default stream.
     let stream = Stream::new(StreamFlags::DEFAULT, None)?;
-    // cust's context is the primary one, as is this.
+    // cust uses the primary context, as this library does.
     let library = Library::new(&Context::primary(Device::get(0)?)?);
 
-    // To cust a bf16 is a u16.
+    // cust has no bf16: its buffers are of u16.
     let upload = |data: &[bf16]| DeviceBuffer::from_slice(bytemuck::cast_slice::<_, u16>(data));
     let (q, k, v) = (upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?);
     let (a, b, mut o) = (upload(&inputs.a)?, upload(&inputs.b)?, upload(&inputs.o)?);
@@ -80,7 +80,7 @@ fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
         )?)
         .slots(Tensor::from_device(&slots, &[batch])?),
     );
-    // SAFETY: the buffers outlive the synchronisation, nobody else uses them, and live rows have slots of their own.
+    // SAFETY: the buffers outlive the synchronisation, nothing else uses them, and no two live rows have one slot.
     unsafe { library.launch((&stream).into(), &step) }?;
     stream.synchronize()?;
     let o: Vec<bf16> = o.as_host_vec()?.into_iter().map(bf16::from_bits).collect();

@@ -1,6 +1,5 @@
-//! A decode step over a padded batch, captured once as a CUDA graph and replayed with other slots and lengths: the
-//! kernels read both on the device. The step has two layers: one decodes a token of every row, the other takes rows of
-//! up to four tokens, packed one behind the other.
+//! A step over a padded batch, captured once as a CUDA graph and replayed with other slots and lengths, which the kernels read on
+//! the device. The step has two layers: one decodes a token of every row, the other takes packed rows of up to four tokens.
 
 mod common;
 
@@ -23,7 +22,7 @@ const VERIFY: Shape = Shape {
     ..DECODE
 };
 
-/// Slots of a step, and the bounds of its packed rows. Padding rows have slot -1, and no tokens or any.
+/// Slots and packed row bounds of each step. Padding rows have slot -1, and any number of tokens.
 const STEPS: [([i32; 6], [i32; 7]); 5] = [
     ([3, 1, 4, 8, 5, 0], [0, 4, 8, 12, 16, 20, 24]),
     ([3, 1, 4, -1, -1, -1], [0, 1, 3, 7, 7, 7, 7]),
@@ -42,7 +41,7 @@ fn main() -> Result<()> {
         .context("an engine on a GPU has a stream")?;
 
     let (decode, verify) = (Inputs::random(DECODE, 3), Inputs::random(VERIFY, 4));
-    // Captured as an engine warms up: with nothing but padding, so that no sequence's state is touched.
+    // The capture is an engine's warm-up: all rows are padding, so that no sequence's state is touched.
     let padding = rows([-1; 6], [0; 7]);
     let mut first = Layer::new(&engine, &decode, &padding.0)?;
     let mut second = Layer::new(&engine, &verify, &padding.1)?;
@@ -50,7 +49,7 @@ fn main() -> Result<()> {
         let (first, second) = (first.step()?, second.step()?);
         engine.library.prewarm(&first)?;
         engine.library.prewarm(&second)?;
-        // SAFETY: the layers outlive the graph and are not touched during a replay; live rows have slots of their own.
+        // SAFETY: the layers outlive the graph and nothing else uses them during a replay; no two live rows have one slot.
         unsafe {
             Graph::capture(stream, || {
                 engine.library.launch(engine.stream(), &first)?;

@@ -1,5 +1,5 @@
-//! PTX only: a decode without this crate's launcher. `Work::recipe` checks the arguments and says what to compile
-//! and how to launch it; the rest is calls of the driver, as an engine with a launcher of its own makes them.
+//! PTX only: a decode without this crate's launcher. `Work::recipe` checks the arguments and returns the text to compile and the
+//! launch parameters. The driver calls are those of an engine with its own launcher.
 
 mod common;
 
@@ -14,7 +14,7 @@ use gated_delta::Work;
 use gated_delta::driver::{Driver, RawFunction, RawModule, attribute};
 use gated_delta::raw::{Kernel, LaunchShape};
 
-/// Qwen3-Next's layer.
+/// Shape of Qwen3-Next's layers.
 const SHAPE: Shape = Shape {
     batch: 4,
     tokens: 1,
@@ -24,10 +24,10 @@ const SHAPE: Shape = Shape {
     slots: 8,
 };
 
-/// A slot for each row; the first is padding.
+/// Slot of each row; the first row is padding.
 const SLOTS: [i32; 4] = [-1, 6, 1, 2];
 
-/// Dynamic shared memory that a function may have without asking, bytes.
+/// Dynamic shared memory that any function may use, in bytes. More needs an attribute.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
 fn main() -> Result<()> {
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     )
 }
 
-/// Compiles and loads `kernel` in the current context: once for each kernel, in an engine. Never unloaded.
+/// Compiles and loads `kernel` in the current context. An engine does this once per kernel. Nothing is unloaded.
 fn compile(driver: &Driver, kernel: &Kernel, shape: LaunchShape) -> Result<RawFunction> {
     let (text, symbol) = (CString::new(kernel.ptx()?)?, CString::new(kernel.symbol())?);
     let (mut module, mut function) = (RawModule::NULL, RawFunction::NULL);

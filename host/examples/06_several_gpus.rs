@@ -1,7 +1,7 @@
-//! Several GPUs in one process: a library for each, the heads of a layer spread over them (tensor parallelism). Their
-//! results, put together, are those of a single GPU, bit for bit.
+//! Several GPUs in one process: one library per GPU, and the heads of a layer spread over them (tensor parallelism). Their
+//! results together equal those of a single GPU, bit for bit.
 //!
-//! With one GPU, two libraries share it; without any, two simulators take part.
+//! If there is one GPU, two libraries share it; if there is none, two simulators are used.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{Inputs, Rows, Shape};
 use gated_delta::driver::Device;
 use half::bf16;
 
-/// A slot for each row; the third is padding.
+/// Slot of each row; the third row is padding.
 const SLOTS: [i32; 4] = [4, 0, -1, 3];
 
 fn main() -> Result<()> {
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// One decode step with the heads spread over `engines`: all launches first, then one wait for each.
+/// A decode step with the heads spread over `engines`. All launches are enqueued first, then all engines are waited for.
 fn step(engines: &[Engine], inputs: &Inputs, rows: &Rows) -> Result<(Vec<bf16>, Vec<f32>)> {
     let parts = engines.len();
     let mut layers = Vec::with_capacity(parts);
@@ -76,7 +76,7 @@ fn step(engines: &[Engine], inputs: &Inputs, rows: &Rows) -> Result<(Vec<bf16>, 
         layers.push(Layer::new(engine, &shard(inputs, part, parts), rows)?);
     }
     for (engine, layer) in engines.iter().zip(&mut layers) {
-        // SAFETY: the layer outlives the wait below, and live rows have slots of their own.
+        // SAFETY: the layer outlives the wait below, and no two live rows have one slot.
         unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
     }
     let (mut outputs, mut states) = (Vec::with_capacity(parts), Vec::with_capacity(parts));
@@ -91,7 +91,7 @@ fn step(engines: &[Engine], inputs: &Inputs, rows: &Rows) -> Result<(Vec<bf16>, 
     ))
 }
 
-/// The part of a layer with 1 of `parts` equal shares of its heads. Query/key heads go with their value heads.
+/// Part number `part` of a layer whose heads are split into `parts` equal parts. Query/key heads stay with their value heads.
 fn shard(inputs: &Inputs, part: usize, parts: usize) -> Inputs {
     let Shape {
         batch,
@@ -119,7 +119,7 @@ fn shard(inputs: &Inputs, part: usize, parts: usize) -> Inputs {
     }
 }
 
-/// `[rows, heads, …]` to the same with the heads of a part.
+/// The heads of one part from a tensor `[rows, heads, …]`.
 fn cut<T: Copy>(data: &[T], rows: usize, part: usize, parts: usize) -> Vec<T> {
     let of_row = data.len() / rows;
     let range = of_row / parts * part..of_row / parts * (part + 1);

@@ -1,6 +1,6 @@
-//! A layer's life in an engine, by one `GdnLayer`: two prompts, decodes, drafts that are verified and of which some are accepted, each
-//! step resuming from the last one, and a commit. Slots hold NaN when they are handed out. Outputs, states and windows are checked
-//! against the reference in f64. Without a GPU, in the simulator.
+//! The life of a layer in an engine with one `GdnLayer`: two prompts, decodes, verifies of drafts, resumes after some drafts are
+//! accepted, and a commit. Slots hold NaN when they are handed out. Outputs, states and windows are checked against the f64
+//! reference. Without a GPU the example runs in the simulator.
 
 mod common;
 
@@ -14,18 +14,18 @@ use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// P
+/// P.
 const POOL: usize = 6;
-/// B: two sequences, and a row of padding.
+/// B: two sequences, and one row of padding.
 const B: usize = 3;
 const SLOTS: [i32; B] = [4, 0, -1];
 const PROMPTS: [usize; 2] = [100, 37];
 const DECODES: usize = 3;
-/// T of a verify: a token that is certain, and drafts.
+/// T of a verify: one certain token, and drafts.
 const DRAFTS: usize = 4;
-/// How many of each verify's tokens hold, by row.
+/// Number of accepted tokens of each verify, by row.
 const KEPT: [[usize; B]; 4] = [[3, 1, 0], [4, 2, 0], [1, 4, 0], [2, 3, 0]];
-/// Of states, after tokens in chunks.
+/// Tolerance of states after a chunkwise prefill.
 const STATE_TOLERANCE: f64 = 2e-3;
 
 fn main() -> Result<()> {
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let sequences = [0, 1].map(|row| model.sequence(PROMPTS[row] + DECODES + kept_of(row), rng));
     let part = |row: usize, from: usize, len: usize| &sequences[row][from * width..][..len * width];
 
-    // Once: weights and pools, which the layer borrows for as long as it lives. Windows are kept token by token, `[P, W - 1, D]`.
+    // Weights and pools are made once; the layer borrows them. The windows' layout is `[P, W - 1, D]`, token by token.
     let (conv, norm) = (engine.buffer(&model.conv)?, engine.buffer(&model.norm)?);
     let (a_log, dt_bias) = (engine.buffer(&model.a_log)?, engine.buffer(&model.dt_bias)?);
     let mut states = engine.buffer(&vec![f32::NAN; POOL * values * k])?;
@@ -54,7 +54,7 @@ fn main() -> Result<()> {
     let pool = states.tensor_mut(&[POOL, hv, k, k])?;
     let layer = GdnLayer::new(weights, pool, by_token, Options::default())?;
 
-    // The rows of prompts, and of all that follows.
+    // Slots of the prompts' rows, and of all later rows.
     let (slots, fresh) = (engine.buffer(&SLOTS)?, engine.buffer(&[1, 1])?);
     let total = PROMPTS[0] + PROMPTS[1];
     let bounds = engine.buffer(&[0, PROMPTS[0] as i32, total as i32])?;
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
     let prompts = prompts.packed(bounds.tensor(&[3])?, PROMPTS[0]);
     let (rows, mut keep) = (Rows::new(slots.tensor(&[B])?), engine.buffer(&[0; B])?);
 
-    // At start every kernel is compiled.
+    // Every kernel is compiled at start.
     let tokens = |dims, rows: &[bf16]| Tokens::new(&engine, &model, [hv, k], dims, rows);
     let (sample, drafts) = (
         tokens([B, DRAFTS], &[])?,
@@ -73,17 +73,17 @@ fn main() -> Result<()> {
     })?;
     let compiled = engine.library.compiled();
     let launch = |work: &dyn Work| -> Result<()> {
-        // SAFETY: the buffers outlive the wait, nobody else uses them, and rows have slots of their own.
+        // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows have one slot.
         unsafe { engine.library.launch(engine.stream(), work) }?;
         engine.synchronize()
     };
 
-    // Both prompts, one behind the other, in slots that nobody has cleared.
+    // Both prompts, concatenated, in slots that were not cleared.
     let mut at = PROMPTS;
     let mut prompt = tokens([1, total], &[part(0, 0, at[0]), part(1, 0, at[1])].concat())?;
     let (row, o) = prompt.new_views(&layer)?;
     let step = layer.prefill(&row, &prompts, o);
-    // An engine has a workspace for its largest launch.
+    // An engine allocates the workspace of its largest launch.
     let elements = step.workspace_bytes()? / size_of::<f32>();
     let mut workspace = engine.buffer(&vec![f32::NAN; elements])?;
     launch(&step.workspace(workspace.tensor_mut(&[elements])?))?;
@@ -110,7 +110,7 @@ fn main() -> Result<()> {
         at = at.map(|at| at + 1);
     }
 
-    // The engine keeps a step's projection alone: the next step commits the tokens that held.
+    // The engine keeps only the projection's output of a step: the next step commits the accepted tokens.
     let mut last: Option<Tokens> = None;
     for kept in KEPT {
         let mut drafted = model.sequence(B * DRAFTS, rng);
@@ -170,20 +170,20 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// An engine's memory of the tokens of a launch.
+/// Memory of an engine for the tokens of a launch.
 struct Tokens {
     dims: [usize; 2],
     /// HV and V.
     values: [usize; 2],
-    /// `[B, T, D + HV·V + 2·HV]`: the projection's output.
+    /// The projection's output, `[B, T, D + HV·V + 2·HV]`.
     row: Buffer<bf16>,
     width: usize,
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     o: Buffer<bf16>,
 }
 
 impl Tokens {
-    /// With these rows of a projection, or none, and outputs of NaN.
+    /// Copies `rows` of the projection's output, or none, and fills the output with NaN.
     fn new(
         engine: &Engine,
         model: &Model,
@@ -210,7 +210,7 @@ impl Tokens {
         layer.projection(self.row.tensor(&[b, t, self.width])?)
     }
 
-    /// Views of the projection's output, and the layer's output, for a launch.
+    /// Views of the projection's output, and the layer's output tensor, for a launch.
     fn new_views<'a>(
         &'a mut self,
         layer: &GdnLayer<'a>,
@@ -220,7 +220,7 @@ impl Tokens {
         Ok((layer.projection(self.row.tensor(&[b, t, self.width])?)?, o))
     }
 
-    /// The same with other dims, for `prewarm_all`.
+    /// The same for other dims, for `prewarm_all`.
     fn views<'a>(
         &'a self,
         layer: &GdnLayer<'a>,

@@ -1,6 +1,6 @@
-//! Prefix caching, of a KDA layer: a prompt in two launches, with the bits of one, whose state and window after 128 tokens are kept in a
-//! slot; a sequence that begins as that prompt did goes on from there, beside a row that decodes (a mixed batch); then decodes of
-//! both. Without a GPU, in the simulator.
+//! Prefix caching for a KDA layer. A prompt in two launches has the bits of one launch, and its state and window after 128 tokens
+//! are kept in a slot. A sequence with the same prefix goes on from there, in one batch with a row that decodes (a mixed batch).
+//! Then both sequences decode. Without a GPU the example runs in the simulator.
 
 mod common;
 
@@ -14,14 +14,14 @@ use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// Tokens from one checkpoint to the next.
+/// Tokens of a sequence from one checkpoint to the next.
 const EVERY: usize = 64;
-/// Checkpoints that a row of a launch has slots for; −1 where one is not kept.
+/// C: slots for checkpoints of each row; −1 for a checkpoint that is not kept.
 const CHECKPOINTS: usize = 3;
-/// Of states, after tokens in chunks.
+/// Tolerance of states after a chunkwise prefill.
 const STATE_TOLERANCE: f64 = 2e-3;
 
-/// P
+/// P.
 const POOL: usize = 6;
 /// Slots of the two sequences, of the first one's prompt in one launch, and of the checkpoint.
 const FIRST: i32 = 4;
@@ -29,9 +29,9 @@ const SECOND: i32 = 0;
 const WHOLE: i32 = 2;
 const SHARED: i32 = 5;
 const PROMPT: usize = 200;
-/// Where the engine cuts it: a multiple of 64.
+/// Tokens of the first prompt's first launch: a multiple of 64.
 const CUT: usize = 128;
-/// Tokens of the second sequence's prompt, the first [`CUT`] of which are those of the first.
+/// Tokens of the second sequence's prompt. Its first [`CUT`] tokens are those of the first sequence.
 const OTHER_PROMPT: usize = 170;
 const DECODES: usize = 3;
 
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
 
     let (conv, norm) = (engine.buffer(&model.conv)?, engine.buffer(&model.norm)?);
     let (a_log, dt_bias) = (engine.buffer(&model.a_log)?, engine.buffer(&model.dt_bias)?);
-    // Pools full of NaN: what is there is never read before it is written.
+    // Pools are full of NaN: nothing is read before it is written.
     let mut states = engine.buffer(&vec![f32::NAN; POOL * values * k])?;
     let mut windows = engine.buffer(&vec![bf16::NAN; POOL * d * (TAPS - 1)])?;
     let gates = KdaParameters::new(KdaDecay::Softplus {
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
         values: [hv, k],
     };
 
-    // The prompt in one launch, and in two, of which the first keeps the state after 128 tokens.
+    // The prompt in one launch, then in two launches, the first of which keeps the state after 128 tokens.
     let prompt = Row::of(&first[..PROMPT * width], WHOLE);
     let whole = serving.launch(&[prompt])?;
     let mut begin = Row::of(&first[..CUT * width], FIRST);
@@ -112,7 +112,8 @@ fn main() -> Result<()> {
     ] {
         let truth = model.truth(sequence)?;
         let wanted = &truth.o[from * values..];
-        // Of all tokens: the output of one may be small by chance, and what rounding makes of keys is not.
+        // The error is that of all tokens together: the output of one token may be small by chance, but its error from rounded
+        // keys is not.
         let off = worst("o", o, wanted, wanted.len(), OUTPUT_TOLERANCE)?;
         let state = worst(
             "state",
@@ -131,9 +132,9 @@ fn main() -> Result<()> {
 /// A row of a launch.
 #[derive(Clone, Copy)]
 struct Row<'a> {
-    /// The projection's output for its tokens.
+    /// The projection's output for the row's tokens.
     tokens: &'a [bf16],
-    /// Tokens of the sequence before them.
+    /// Position: the number of tokens of the sequence before the row's.
     at: usize,
     read: i32,
     write: i32,
@@ -141,7 +142,7 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// From the sequence's beginning, in a slot that may hold anything.
+    /// A row at the beginning of a sequence. Its slot may hold anything.
     fn of(tokens: &'a [bf16], slot: i32) -> Self {
         Self {
             tokens,
@@ -152,7 +153,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The same sequence going on where it is.
+    /// A row with the next tokens of the same sequence, at position `at`.
     fn after(self, tokens: &'a [bf16], at: usize) -> Self {
         Self {
             at,
@@ -161,7 +162,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A layer in an engine, which makes memory for tokens and rows anew for every launch.
+/// A layer in an engine, which allocates the tokens and rows of every launch.
 struct Serving<'a> {
     engine: &'a Engine,
     model: &'a Model,
@@ -171,7 +172,8 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    /// The outputs of rows, one behind the other. Rows of one token each are a decode, others a prefill.
+    /// Launches a step and returns the outputs of all rows, concatenated. If all rows have one token the step is a decode,
+    /// otherwise a prefill.
     fn launch(&self, rows: &[Row<'_>]) -> Result<Vec<bf16>> {
         let (engine, b, [hv, v]) = (self.engine, rows.len(), self.values);
         let memory = engine.buffer(
@@ -224,12 +226,12 @@ impl Serving<'_> {
             let step = self
                 .layer
                 .prefill(&self.tokens(&memory, [1, total])?, &batch, out);
-            // An engine has one for its largest launch.
+            // An engine allocates the workspace of its largest launch.
             let elements = step.workspace_bytes()? / size_of::<f32>();
             workspace = engine.buffer(&vec![f32::NAN; elements])?;
             step.workspace(workspace.tensor_mut(&[elements])?)
         };
-        // SAFETY: the buffers outlive the wait, nobody else uses them, and no slot is written twice.
+        // SAFETY: the buffers outlive the wait, nothing else uses them, and no slot is written twice.
         unsafe { engine.library.launch(engine.stream(), &step) }?;
         engine.synchronize()?;
         o.read()

@@ -1,6 +1,6 @@
-//! Decodes whose states wait: tokens are left in a ring beside a state, which is written once in eight steps. Rows fold at
-//! different steps, one is admitted late, a token is taken back, and in the end the states are flushed: they and every output
-//! are those of plain decoding. Without a GPU, in the simulator.
+//! Decodes with deferred write-back: the updates of tokens are kept in a ring, and a state is written once in eight steps. Rows
+//! flush at different steps, one row is admitted late, one token is rejected, and a last launch flushes the states. The states
+//! and every output equal those of plain decoding. Without a GPU the example runs in the simulator.
 
 mod common;
 
@@ -12,19 +12,19 @@ use gated_delta::step::{MAX_PENDING, Update};
 use gated_delta::{Error, Flush, Gdn, GdnGates, Inputs, Pending, States};
 use half::bf16;
 
-/// R: one token and those that are pending.
+/// R: the most pending tokens, and one new token.
 const ENTRIES: usize = MAX_PENDING + 1;
 
-/// How many tokens to decode.
+/// Number of tokens to decode.
 const STEPS: usize = 24;
 
-/// A slot for each row.
+/// Slot of each row.
 const SLOTS: [usize; 3] = [4, 0, 2];
 
-/// The step at which a row is admitted: they fold at different steps.
+/// Step at which each row is admitted. They differ, so that rows flush at different steps.
 const ADMITTED: [usize; 3] = [0, 3, 7];
 
-/// A step whose token the first row takes back.
+/// The step whose token the first row rejects.
 const TAKEN_BACK: usize = 10;
 
 fn main() -> Result<()> {
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     };
     let mut layer = Layer::new(&engine, shape)?;
     let mut wanted = vec![f32::NAN; shape.slots * shape.state()];
-    // Of each slot the tokens that are pending, and the entry of the first: all that an engine keeps.
+    // For each slot the number of pending tokens, and the ring entry of the first. An engine keeps nothing else.
     let mut pending = [[0; 2]; 5];
     for step in 0..STEPS {
         let token = Step::random(shape, step as u64);
@@ -52,11 +52,11 @@ fn main() -> Result<()> {
         let rows = [0, 1, 2].map(|b| if active(b) { SLOTS[b] as i32 } else { -1 });
         layer.set(&token, &rows, &fresh, &pending)?;
         let before = layer.waiting.states.read()?;
-        // SAFETY: the buffers outlive the wait, nobody else uses them, and rows have slots of their own.
+        // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows have one slot.
         unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
         engine.synchronize()?;
 
-        // Plain decoding: every step writes the states.
+        // In plain decoding every step writes the states.
         for b in (0..SLOTS.len()).filter(|&b| fresh[b] != 0) {
             wanted[SLOTS[b] * shape.state()..][..shape.state()].fill(0.0);
         }
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
         println!("  step {step}: o within {off:.1e} of the reference, folded {folded:?}");
     }
 
-    // Whoever knows no ring, a prefill or a copy, is to find what every token has left.
+    // A prefill or a copy does not read the ring: flush the pending tokens before it.
     layer.waiting.set(&pending)?;
     let (states, tokens) = layer.waiting.tensors(shape)?;
     // SAFETY: as above.
@@ -108,7 +108,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The layer of an engine: its memory, and what it launches.
+/// The layer of an engine: its memory and its launches.
 struct Layer {
     shape: Shape,
     q: Buffer<bf16>,
@@ -123,26 +123,26 @@ struct Layer {
     waiting: Waiting,
 }
 
-/// States, their rings, and what rows have pending.
+/// States, their rings, and the numbers of pending tokens.
 struct Waiting {
-    /// `[P, HV, V, K]`
+    /// `[P, HV, V, K]`.
     states: Buffer<f32>,
-    /// `[P, H, R, K]`
+    /// `[P, H, R, K]`.
     keys: Buffer<bf16>,
-    /// `[P, HV, R, V]`
+    /// `[P, HV, R, V]`.
     updates: Buffer<f32>,
-    /// `[P, HV, R]`
+    /// `[P, HV, R]`.
     decays: Buffer<f32>,
-    /// `[B]`
+    /// `[B]`.
     slots: Buffer<i32>,
-    /// `[B]`
+    /// `[B]`.
     len: Buffer<i32>,
-    /// `[B]`
+    /// `[B]`.
     base: Buffer<i32>,
 }
 
 impl Layer {
-    /// With pools and rings full of NaN: what is there is never read before it is written.
+    /// Pools and rings are full of NaN: nothing is read before it is written.
     fn new(engine: &Engine, shape: Shape) -> Result<Self> {
         let Shape {
             batch,
@@ -178,7 +178,7 @@ impl Layer {
         })
     }
 
-    /// What the engine's projection and scheduler leave; the outputs are set back to NaN.
+    /// Writes the inputs of the projection and the scheduler, and resets the outputs to NaN.
     fn set(
         &mut self,
         token: &Step,
@@ -199,7 +199,7 @@ impl Layer {
         self.waiting.set(pending)
     }
 
-    /// The decode of a token.
+    /// The decode of one token of each row.
     fn step(&mut self) -> Result<Gdn<'_>, Error> {
         let Shape {
             batch,
@@ -228,13 +228,13 @@ impl Layer {
 }
 
 impl Waiting {
-    /// What each row has pending, by its slot.
+    /// Writes the number of pending tokens and the first entry of each row, from those of its slot.
     fn set(&mut self, pending: &[[usize; 2]; 5]) -> Result<()> {
         self.len.write(&SLOTS.map(|slot| pending[slot][0] as i32))?;
         self.base.write(&SLOTS.map(|slot| pending[slot][1] as i32))
     }
 
-    /// States and pending tokens of a launch.
+    /// The states and the pending tokens for a launch.
     fn tensors(&mut self, shape: Shape) -> Result<(Update<'_>, Pending<'_>), Error> {
         let Shape {
             batch,

@@ -1,4 +1,4 @@
-//! Compilations on all cores: the driver takes tens of milliseconds for a kernel.
+//! Compilation on all cores: the driver takes tens of milliseconds per kernel.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;
@@ -7,14 +7,14 @@ use std::thread;
 
 use crate::error::Error;
 
-/// `f` of every job, in the jobs' order: on as many threads as there are cores, the caller's among them, and on no other
-/// for one job. Where threads cannot be had, those that there are do the work.
+/// Calls `f` for every job and returns the results in the order of the jobs. It uses as many threads as there are cores, the
+/// caller's among them, and only the caller's for a single job. If threads cannot be spawned, the existing ones do the work.
 ///
 /// # Errors
-/// That of the first job that fails; of the jobs behind it some are not begun.
+/// The error of the first job that fails. Some jobs after it are not started.
 ///
 /// # Panics
-/// As `f` does.
+/// If `f` panics.
 pub(crate) fn on_threads<J: Sync, R: Send>(
     jobs: &[J],
     f: impl Fn(&J) -> Result<R, Error> + Sync,
@@ -51,7 +51,7 @@ pub(crate) fn on_threads<J: Sync, R: Send>(
         }
         done
     });
-    // Jobs are taken in order, so all before the first that fails are done.
+    // Jobs are taken in order, so all jobs before the first failed one are done.
     done.sort_unstable_by_key(|&(at, _)| at);
     done.into_iter().map(|(_, result)| result).collect()
 }
@@ -74,7 +74,7 @@ mod tests {
         let cores = thread::available_parallelism().unwrap().get();
         let jobs: Vec<usize> = (0..cores + 50).collect();
         let threads = Mutex::new(HashSet::new());
-        // The first job of each thread waits for those of all others.
+        // The first job of each thread waits for the first jobs of all others.
         let all = Barrier::new(cores);
         let results = on_threads(&jobs, |&job| {
             let is_first = threads.lock().unwrap().insert(thread::current().id());

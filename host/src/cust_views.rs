@@ -1,4 +1,4 @@
-//! Tensors and streams of `cust`, borrowed.
+//! Views of `cust`'s tensors and streams.
 
 use cust::memory::{DeviceCopy, DeviceSlice};
 
@@ -9,10 +9,10 @@ use crate::{
 };
 
 impl<'a> Tensor<'a> {
-    /// A contiguous tensor in a `cust` buffer or slice, read only.
+    /// A contiguous, read-only tensor in a `cust` buffer or slice.
     ///
     /// # Errors
-    /// [`Error::Range`] where `slice` has fewer elements than `dims`.
+    /// [`Error::Range`] if `slice` has fewer elements than `dims`.
     pub fn from_device<T>(slice: &'a DeviceSlice<T>, dims: &[usize]) -> Result<Self, Error>
     where
         T: DeviceElement + DeviceCopy,
@@ -20,10 +20,10 @@ impl<'a> Tensor<'a> {
         Self::from_device_as(slice, T::DTYPE, dims)
     }
 
-    /// As [`Tensor::from_device`], for kernels to write.
+    /// The writable counterpart of [`Tensor::from_device`].
     ///
     /// # Errors
-    /// As [`Tensor::from_device`]'s.
+    /// As for [`Tensor::from_device`].
     pub fn from_device_mut<T>(slice: &'a mut DeviceSlice<T>, dims: &[usize]) -> Result<Self, Error>
     where
         T: DeviceElement + DeviceCopy,
@@ -31,11 +31,11 @@ impl<'a> Tensor<'a> {
         Self::from_device_as_mut(slice, T::DTYPE, dims)
     }
 
-    /// As [`Tensor::from_device`], where the buffer's type stands for another: `u16` for bf16 and f16,
-    /// which are no `DeviceCopy` types.
+    /// Like [`Tensor::from_device`], for a buffer whose element type stands for another: `u16` for bf16 and f16, which are not
+    /// `DeviceCopy`.
     ///
     /// # Errors
-    /// [`Error::Range`] where `slice` has fewer bytes than the tensor.
+    /// [`Error::Range`] if `slice` has fewer bytes than the tensor.
     pub fn from_device_as<T>(
         slice: &'a DeviceSlice<T>,
         dtype: DType,
@@ -47,10 +47,10 @@ impl<'a> Tensor<'a> {
         view(slice, dtype, dims, false)
     }
 
-    /// As [`Tensor::from_device_as`], for kernels to write.
+    /// The writable counterpart of [`Tensor::from_device_as`].
     ///
     /// # Errors
-    /// As [`Tensor::from_device_as`]'s.
+    /// As for [`Tensor::from_device_as`].
     pub fn from_device_as_mut<T>(
         slice: &'a mut DeviceSlice<T>,
         dtype: DType,

@@ -12,11 +12,11 @@ use crate::error::Error;
 use crate::shapes::Named;
 use crate::stream::StreamRef;
 
-/// Enqueues `function` with the bytes of its one parameter.
+/// Enqueues `function` with the bytes of its only parameter.
 ///
 /// # Safety
-/// `params` are what the function was compiled for, its context is current, and the tensors that they name stay
-/// valid until the stream has passed the launch.
+/// `params` have the type that the function was compiled for, its context is current, and the tensors in `params` stay valid
+/// until the stream has passed the launch.
 #[inline]
 pub(crate) unsafe fn enqueue(
     driver: &Driver,
@@ -65,10 +65,10 @@ pub(crate) unsafe fn enqueue(
     }
 }
 
-/// Runs `entry` in the simulator of a GPU of this compute capability, on the host memory of `tensors`.
+/// Runs `entry` on the host memory of `tensors`, in the simulator of a GPU of this compute capability.
 ///
 /// # Safety
-/// `params` are the entry's, and nothing else touches the tensors meanwhile.
+/// `params` have the type that the entry takes, and nothing else uses the tensors during the call.
 #[cfg(feature = "simulator")]
 pub(crate) unsafe fn simulate(
     entry: Entry,

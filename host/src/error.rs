@@ -1,4 +1,4 @@
-//! What can go wrong: every message names what was wanted and what came.
+//! Errors. Every message names what was wanted and what came.
 
 use crate::tensor::{DType, Dims};
 
@@ -6,36 +6,36 @@ use crate::tensor::{DType, Dims};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A tensor's dims are not those of the operator.
+    /// A tensor has the wrong dims.
     #[error("{tensor}: wanted shape {wanted}, got {got}")]
     Shape {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// The dims wanted, by name and number: `[B, HV, V] = [4, 32, 128]`.
+        /// The wanted dims, by name and number: `[B, HV, V] = [4, 32, 128]`.
         wanted: String,
-        /// The dims that came.
+        /// The dims of the given tensor.
         got: Dims,
     },
 
-    /// A tensor's dtype is not one that the operator takes.
+    /// A tensor has a dtype that the operator does not take.
     #[error("{tensor}: wanted {wanted}, got {got}")]
     DType {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// The dtypes taken: `bf16, f16 or f32`.
+        /// The accepted dtypes: `bf16, f16 or f32`.
         wanted: &'static str,
-        /// The dtype that came.
+        /// The dtype of the given tensor.
         got: DType,
     },
 
-    /// A tensor's strides are not ones that the kernels can address.
+    /// The kernels cannot address a tensor with these strides.
     #[error("{tensor}: wanted {wanted}, got strides {got} (in elements)")]
     Stride {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// The rule that is broken: `a contiguous innermost dim`.
+        /// The rule that the strides break: `a contiguous innermost dim`.
         wanted: &'static str,
-        /// The strides that came, in elements.
+        /// The strides of the given tensor, in elements.
         got: Dims,
     },
 
@@ -44,104 +44,104 @@ pub enum Error {
     Alignment {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// Bytes wanted.
+        /// The wanted alignment, in bytes.
         wanted: usize,
-        /// Bytes that address and strides are multiples of.
+        /// The alignment of the given tensor, in bytes.
         got: usize,
     },
 
-    /// A number is out of its range: a batch size, an offset, a scale, a view past its storage.
+    /// A number is out of range: a batch size, an offset, a scale, a view that exceeds its storage.
     #[error("{what}: wanted {wanted}, got {got}")]
     Range {
-        /// What the number is.
+        /// Name of the number.
         what: &'static str,
-        /// The range: `1..=65535`.
+        /// The accepted range: `1..=65535`.
         wanted: String,
-        /// The number that came.
+        /// The given number.
         got: String,
     },
 
-    /// A tensor that the chosen options need was not given.
+    /// A tensor that the chosen options need is missing.
     #[error("{tensor} is missing: {needed_by} need it")]
     MissingTensor {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// What needs it, plural: `raw gates`.
+        /// The options that need the tensor, in the plural: `raw gates`.
         needed_by: &'static str,
     },
 
     /// Two options, or an option and a tensor, exclude each other.
     #[error("{one} and {other} exclude each other: {why}")]
     Contradiction {
-        /// The one.
+        /// The first of the two.
         one: &'static str,
-        /// The other.
+        /// The second.
         other: &'static str,
-        /// Why they cannot go together.
+        /// The reason why they exclude each other.
         why: &'static str,
     },
 
-    /// No kernel is compiled for this value.
+    /// No kernel is compiled for a value.
     #[error("{what} = {got} is not supported: {allowed}")]
     Unsupported {
-        /// What the value is of: `K`, `state dtype`, `HV / H`.
+        /// Name of the value: `K`, `state dtype`, `HV / H`.
         what: &'static str,
-        /// The value that came.
+        /// The given value.
         got: String,
-        /// The values that are supported: `64, 96 or 128`.
+        /// The supported values: `64, 96 or 128`.
         allowed: &'static str,
     },
 
-    /// A tensor that the operator writes was built from shared memory.
+    /// A tensor that the operator writes was built from a shared borrow.
     #[error("{tensor} is written, but was built from a shared borrow: build it from a mutable one")]
     ReadOnly {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
     },
 
-    /// A tensor lies in host memory where the GPU must reach it, or the other way round.
+    /// A tensor is in host memory but the launch runs on a GPU, or the other way round.
     #[error("{tensor}: wanted {wanted} memory, got {got} memory")]
     Memory {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// Where the launch reads and writes: `host` or `device`.
+        /// Kind of memory that the launch uses: `host` or `device`.
         wanted: &'static str,
-        /// Where the tensor lies.
+        /// Kind of memory that the tensor is in.
         got: &'static str,
     },
 
-    /// The driver's library is not there.
+    /// The driver's library cannot be loaded.
     #[error("no CUDA driver: {reason}")]
     NoDriver {
-        /// What the dynamic loader says.
+        /// The message of the dynamic loader.
         reason: String,
     },
 
-    /// The driver is there, a GPU is not.
+    /// The driver is installed, but finds no GPU.
     #[error("no CUDA device: the driver is installed, but finds no GPU")]
     NoDevice,
 
     /// The driver's library is too old to have a function.
     #[error("the CUDA driver has no {symbol}: it is too old, or the library is not NVIDIA's")]
     MissingSymbol {
-        /// The function.
+        /// Name of the function.
         symbol: &'static str,
     },
 
-    /// The driver cannot compile PTX as new as ours.
+    /// The PTX ISA version is too new for the driver.
     #[error(
         "PTX ISA {isa} needs {needed} or newer, the driver is for CUDA {present}: update the driver"
     )]
     PtxTooNew {
-        /// The `.version` of the PTX, `7.4`.
+        /// The `.version` of the PTX: `7.4`.
         isa: String,
-        /// The first release that takes it, `CUDA 11.4 (driver 470)`.
+        /// The first CUDA release and driver that accept it: `CUDA 11.4 (driver 470)`.
         needed: String,
-        /// The newest CUDA that the installed driver supports, `11.2`.
+        /// The newest CUDA version that the installed driver supports: `11.2`.
         present: String,
     },
 
-    /// The PTX is for a newer or another architecture than the device's.
+    /// The PTX targets a newer or another architecture than the device's.
     #[error(
         "no kernel image for this GPU: the PTX targets {target}, the device is sm_{major}{minor}"
     )]
@@ -161,11 +161,11 @@ pub enum Error {
         entry: String,
         /// The driver's error.
         error: DriverError,
-        /// What ptxas says, on one line.
+        /// The message of ptxas, on one line.
         log: String,
     },
 
-    /// A load-time constant is left in the PTX text, or is not a symbol of its operator.
+    /// A load-time constant is left in the PTX text, or is not a symbol of the entry.
     #[error("load-time constants of the PTX: {0}")]
     Specialise(String),
 
@@ -173,45 +173,45 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] DriverError),
 
-    /// A kernel computes something else than the reference: see [`Library::self_test`](crate::Library::self_test).
+    /// A kernel computes another result than the reference: see [`Library::self_test`](crate::Library::self_test).
     #[error("self-test of {entry}, {case}: {reason}")]
     SelfTest {
         /// The entry's name.
         entry: &'static str,
-        /// What was launched: `a resume`.
+        /// The launch that failed: `a resume`.
         case: &'static str,
-        /// What is wrong, and by how much.
+        /// The wrong result, and its deviation.
         reason: String,
     },
 
-    /// A number in an index tensor that no launch has a use for: see [`Library::validate`](crate::Library::validate).
+    /// A number in an index tensor makes no sense: see [`Library::validate`](crate::Library::validate).
     #[error("{tensor}[{position}]: wanted {wanted}, got {got}")]
     Index {
         /// The tensor's name in the operator's arguments.
         tensor: &'static str,
-        /// The number's place in it.
+        /// Position of the number in the tensor.
         position: usize,
-        /// The numbers that may be there.
+        /// The accepted numbers.
         wanted: String,
-        /// The number that is there.
+        /// The number in the tensor.
         got: i64,
     },
 
-    /// Two uses of a state that a launch does not order: see [`Library::validate`](crate::Library::validate).
+    /// A launch uses a state twice in no defined order: see [`Library::validate`](crate::Library::validate).
     #[error("{one}, and {other}: nothing orders them")]
     Hazard {
-        /// The one: `row 0 writes slot 2 of state`.
+        /// The first use: `row 0 writes slot 2 of state`.
         one: String,
-        /// The other.
+        /// The second use.
         other: String,
     },
 
-    /// The simulator stopped a kernel: a bad access, a race, a divergent barrier.
+    /// The simulator stopped a kernel: an invalid access, a race, a divergent barrier.
     #[error("simulated kernel {entry}: {fault}")]
     Fault {
         /// The entry's name.
         entry: &'static str,
-        /// What the simulator found.
+        /// The fault that the simulator found.
         fault: Box<dyn std::error::Error + Send + Sync>,
     },
 }
@@ -222,16 +222,16 @@ pub enum Error {
 pub struct DriverError {
     /// The driver's `CUresult`.
     pub code: i32,
-    /// Its name, `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    /// Name of the code: `CUDA_ERROR_ILLEGAL_ADDRESS`.
     pub name: String,
-    /// The function that returned it.
+    /// The driver function that returned the code.
     pub call: &'static str,
 }
 
-/// Two of the arguments exclude each other where both are given.
+/// Refuses `one` together with any of `others`.
 ///
 /// # Errors
-/// [`Error::Contradiction`] of the one and the first of the others.
+/// [`Error::Contradiction`] with `one` and the first given one of `others`.
 #[doc(hidden)]
 #[inline]
 pub fn excludes(

@@ -1,9 +1,10 @@
-//! Guides, which exist in the documentation alone.
+//! Guides. They exist only in the documentation.
 //!
 //! | | |
 //! |---|---|
-//! | [`engines`] | in an engine: dependency, context, stream and buffers, compilation, layouts, slots, speculative decoding, what is promised, errors by name |
-//! | [`notation`] | the letters and words of this documentation |
+//! | [`engines`] | how to use this crate in an engine: dependency, context, stream and buffers, compilation, layouts, slots,
+//! speculative decoding, guarantees, errors by name |
+//! | [`notation`] | letters and terms of this documentation |
 
 #[doc = include_str!("../docs/engines.md")]
 pub mod engines {}

@@ -1,4 +1,4 @@
-//! PTX text made special to a layer: what is compiled.
+//! PTX text with the load-time constants of a layer written into it.
 
 use std::ffi::CString;
 
@@ -10,14 +10,14 @@ use gated_delta_kernels::step::StepConstants;
 use crate::error::Error;
 use crate::ptx;
 
-/// First letters of every load-time constant.
+/// Prefix of every load-time constant's symbol.
 const SYMBOL_PREFIX: &str = "GD_";
 
-/// The load-time constant that says what a GPU has.
+/// The load-time constant for the instruction set of a GPU.
 const MACHINE: &str = "GD_MACHINE";
 
-/// An entry with the load-time constants of a layer: everything that is compiled in, and so the key of a cache of
-/// compiled kernels.
+/// An entry with the load-time constants of a layer. It determines the compiled code, and so is the key of a cache of compiled
+/// kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     entry: Entry,
@@ -29,7 +29,7 @@ impl Kernel {
         Self { entry, constants }
     }
 
-    /// The variant.
+    /// The entry.
     #[must_use]
     pub fn entry(&self) -> Entry {
         self.entry
@@ -44,26 +44,26 @@ impl Kernel {
     /// The PTX, with the constants written into it.
     ///
     /// # Errors
-    /// [`Error::Specialise`] where a constant has no value: a defect of this library.
+    /// [`Error::Specialise`] if a constant has no value, which is a defect of this library.
     pub fn ptx(&self) -> Result<String, Error> {
         let text = text(self.entry, self.constants.words())?.into_string();
         text.map_err(|_| Error::Specialise("the PTX is no UTF-8".to_owned()))
     }
 
-    /// Name and value of every load-time constant; an f32 is given by its bits.
+    /// Name and value of every load-time constant; an f32 as its bits.
     pub fn constants(&self) -> impl Iterator<Item = (&'static str, u32)> {
         let symbols = self.entry.symbols().iter().copied();
         symbols.zip(self.constants.words().iter().copied())
     }
 }
 
-/// The PTX of `entry` with `constants` written into it, terminated.
+/// The PTX of `entry` with `constants` written into it, NUL-terminated.
 pub(crate) fn text(entry: Entry, constants: &[u32]) -> Result<CString, Error> {
     specialise(&template(entry)?, entry.symbols(), constants)
 }
 
-/// The PTX of `entry` before the constants are written into it: each is a symbol, of [`Entry::symbols`], and the text
-/// compiles only when all are replaced by numbers. Every call unpacks it anew.
+/// The PTX of `entry` before the constants are written into it. Each constant is a symbol of [`Entry::symbols`], and the text
+/// compiles only when all of them are replaced by numbers. Every call decompresses the text.
 ///
 /// # Errors
 /// [`Error::Specialise`] for an entry newer than this library.
@@ -71,11 +71,11 @@ pub fn template(entry: Entry) -> Result<String, Error> {
     ptx::text(entry)
 }
 
-/// `ptx` with each of `symbols`, as a whole word, replaced by the word of the same position; where `GD_MACHINE` is one of them, the
-/// words that stand for a machine's instructions, target and version (`gated_delta_kernels::machine`) by its own.
+/// Replaces each of `symbols` in `ptx`, as a whole word, by the number of the same position in `words`. If `GD_MACHINE` is one of
+/// them, its number also selects the instructions, the target and the PTX version (`gated_delta_kernels::machine`).
 ///
 /// # Errors
-/// [`Error::Specialise`] where a `GD_` word is none of these, the counts differ, or the text has a NUL.
+/// [`Error::Specialise`] if another `GD_` word is in the text, the counts differ, or the text has a NUL.
 pub fn specialise(ptx: &str, symbols: &[&str], words: &[u32]) -> Result<CString, Error> {
     if symbols.len() != words.len() {
         let (symbols, words) = (symbols.len(), words.len());
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(special(machine::AMPERE).as_c_str(), old);
         let new = c".version 8.0\n.target sm_90\n new;\n// old;\n90 3\n";
         assert_eq!(special(machine::HOPPER).as_c_str(), new);
-        // Of a kernel that does not know its machine the words have no meaning.
+        // Without `GD_MACHINE` the words for machines have no meaning.
         let error = specialise("GD_SM90 new;", &["GD_H"], &[3]).unwrap_err();
         assert!(
             error.to_string().contains("no value for GD_SM90"),

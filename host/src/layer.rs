@@ -36,15 +36,16 @@ pub type GdnLayer<'a> = Layer<'a, GdnParameters<'a>>;
 /// A KDA layer.
 pub type KdaLayer<'a> = Layer<'a, KdaParameters<'a>>;
 
-/// A layer between its projections. It borrows tensors as a [`Step`] does, and is a plain value: an engine whose tensors are raw
-/// addresses keeps a `Layer<'static>` for as long as its weights and pools, and its steps may borrow for less.
+/// A layer between its projections. It borrows tensors as a [`Step`] does, and is a plain value. An engine whose tensors are raw
+/// addresses keeps a `Layer<'static>` as long as its weights and pools live; the layer's steps may borrow tensors for a shorter
+/// time.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a, P> {
     weights: Weights<'a, P>,
     pool: Tensor<'a>,
     windows: Tensor<'a>,
     options: Options,
-    /// HV, K and V, as the pool has them.
+    /// HV, K and V of the pool.
     dims: [usize; 3],
 }
 
@@ -53,7 +54,8 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
     /// `[P, D, W − 1]`, both written.
     ///
     /// # Errors
-    /// Those of a decode with these tensors and options, by name; [`Error::Memory`] for tensors in another memory than the pool.
+    /// The errors of a decode with these tensors and options, by name; [`Error::Memory`] for a tensor in another memory than the
+    /// pool.
     pub fn new(
         weights: Weights<'a, P>,
         pool: Tensor<'a>,
@@ -178,7 +180,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
     /// rows `[1, total]`) as the engine lays them out. [`Library::prewarm`] compiles steps with a ring, and flushes.
     ///
     /// # Errors
-    /// As [`Library::prewarm_all`]'s, and those of `tokens`.
+    /// The errors of [`Library::prewarm_all`] and of `tokens`.
     pub fn prewarm_all(
         &self,
         library: &Library,
@@ -282,7 +284,7 @@ impl<'a> GdnLayer<'a> {
     }
 }
 
-/// Checks a step, and that its tensors are in the memory of the pool and writable where they are written.
+/// Checks a step, and that its tensors are in the memory of the pool, and writable if the step writes them.
 fn check<W: Work>(work: &W) -> Result<(), Error> {
     let request = work.request();
     request.check()?;

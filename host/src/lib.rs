@@ -2,23 +2,25 @@
 //!
 //! | an engine has | it makes |
 //! |---|---|
-//! | a GPU, or a `CUcontext` of its own | a [`Context`]: [`Context::primary`], [`Context::from_raw`]; of it one [`Library`] for all threads |
+//! | a GPU, or a `CUcontext` of its own | a [`Context`]: [`Context::primary`], [`Context::from_raw`]; and from the context one
+//! [`Library`] for all threads |
 //! | a stream | a [`StreamRef`]: [`StreamRef::from_raw`] |
-//! | tensors | a [`Tensor`] of each address, dtype and shape: [`Tensor::from_raw`]; views of packed ones |
-//! | a layer | a [`GdnLayer`] or [`KdaLayer`] of its weights and pools, which makes its prefills, decodes, verifies, resumes and commits |
-//! | a layer whose convolution or norm is its own | a step, [`Gdn`] or [`Kda`]; a [`GdnCommit`] or [`KdaCommit`] |
+//! | tensors | a [`Tensor`] from each address, dtype and shape: [`Tensor::from_raw`]; views of packed tensors |
+//! | a layer | a [`GdnLayer`] or [`KdaLayer`] from its weights and pools; the layer makes prefills, decodes, verifies, resumes
+//! and commits |
+//! | a layer with its own kernels for convolution or norm | a step, [`Gdn`] or [`Kda`]; a [`GdnCommit`] or [`KdaCommit`] |
 //! | slots of states | [`States::update`], [`States::read_only`] or [`States::per_token`] |
 //!
-//! and launches: [`Library::launch`]. Arguments are checked and borrowed. Nothing is copied, and after the first launch
-//! of a layer's shape nothing is allocated, synchronised or compiled: [`Library::prewarm`] has that first time before a
-//! graph is captured, [`Library::plan`] settles all but addresses, B and P. A launch leaves the calling thread's context
-//! as it was.
+//! and launches them: [`Library::launch`]. Arguments are checked and borrowed. A launch copies nothing. After the first launch of
+//! a layer's shape it allocates, synchronises and compiles nothing. [`Library::prewarm`] does this first-time work, for example
+//! before a graph is captured; [`Library::plan`] checks everything but addresses, B and P once. A launch leaves the calling
+//! thread's context unchanged.
 //!
-//! Besides: [`Library::self_test`] once after loading, [`Library::validate`] while slots are debugged,
-//! [`Library::simulator`] for tests without a GPU, [`raw`] for an engine with a launcher of its own, and [`driver`] for
-//! one that has no binding of the driver. Every failure is an [`Error`] that names what was wanted and what came.
+//! Besides: [`Library::self_test`] once after loading, [`Library::validate`] to debug slots, [`Library::simulator`] for tests
+//! without a GPU, [`raw`] for an engine with its own launcher, and [`driver`] for an engine without a binding of the driver.
+//! Every failure is an [`Error`] that names what was wanted and what came.
 //!
-//! How an engine does all of it is in [`guide::engines`], what the words mean in [`guide::notation`].
+//! [`guide::engines`] shows all of this in an engine, [`guide::notation`] explains the terms.
 //!
 //! | feature | default | |
 //! |---|---|---|

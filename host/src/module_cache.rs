@@ -1,4 +1,4 @@
-//! A cache of what the driver compiled.
+//! A cache of kernels that the driver has compiled.
 
 use std::{
     borrow::Borrow,
@@ -9,14 +9,14 @@ use std::{
 
 use rustc_hash::FxBuildHasher;
 
-/// Compiled values by key: each is compiled once, however many threads ask for it first.
+/// Compiled values by key. Each is compiled once, even if several threads ask for it first.
 ///
-/// A hit costs one read lock and one look-up. No lock is held while another key compiles. A failure goes
-/// to the caller and is not kept: the next caller tries again.
+/// A hit costs one read lock and one look-up. No lock is held while another key compiles. An error is returned and not kept: the
+/// next caller tries again.
 #[derive(Debug)]
 pub struct ModuleCache<K, V> {
     ready: RwLock<HashMap<K, V, FxBuildHasher>>,
-    /// One per key ever asked for: held while that key compiles.
+    /// One lock per key that was ever asked for, held while the key compiles.
     gates: Mutex<HashMap<K, Arc<Mutex<()>>, FxBuildHasher>>,
 }
 
@@ -30,10 +30,10 @@ impl<K, V> Default for ModuleCache<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> ModuleCache<K, V> {
-    /// The value of `key`, from `compile` where there is none yet.
+    /// The value of `key`; the first call for the key gets it from `compile`.
     ///
     /// # Errors
-    /// What `compile` returns.
+    /// The errors of `compile`.
     pub fn get_or_compile<Q, E>(
         &self,
         key: &Q,
@@ -57,7 +57,7 @@ impl<K: Eq + Hash, V: Clone> ModuleCache<K, V> {
         Ok(value)
     }
 
-    /// The value of `key`, where it is compiled.
+    /// The value of `key`, if it is compiled.
     pub fn get<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -70,14 +70,14 @@ impl<K: Eq + Hash, V: Clone> ModuleCache<K, V> {
             .cloned()
     }
 
-    /// Keys that are compiled.
+    /// Number of compiled keys.
     pub fn compiled(&self) -> usize {
         let ready = self.ready.read();
         ready.unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
-/// Locks; a panic of an earlier holder left nothing half done.
+/// Locks `mutex`, also after a panic of an earlier holder, which leaves nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

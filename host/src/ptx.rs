@@ -1,4 +1,4 @@
-//! The PTX text of every entry, as `cargo xtask ptx` made it, without its comments; compressed by `build.rs`.
+//! The PTX text of every entry from `cargo xtask ptx`, without comments, compressed by `build.rs`.
 
 use gated_delta_kernels::entries::Entry;
 use miniz_oxide::inflate::decompress_to_vec;
@@ -7,7 +7,7 @@ use crate::error::Error;
 
 macro_rules! embed {
     ($($symbol:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {
-        /// What `build.rs` made of the text of `entry`; `None` for an entry newer than this library.
+        /// The compressed text of `entry`; `None` for an entry newer than this library.
         fn compressed(entry: Entry) -> Option<&'static [u8]> {
             match entry {
                 $(Entry::$symbol => Some(
@@ -25,8 +25,8 @@ macro_rules! embed {
 
 gated_delta_kernels::for_each_entry!(embed);
 
-/// PTX of `entry`, with its load-time constants still as symbols. Unpacked anew by every call: less than a millisecond,
-/// before the tens that compiling takes.
+/// PTX of `entry`, in which its load-time constants are still symbols. Every call decompresses it, which takes less than a
+/// millisecond; compiling takes tens of them.
 ///
 /// # Errors
 /// [`Error::Specialise`] for an entry newer than this library.

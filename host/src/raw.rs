@@ -1,33 +1,33 @@
-//! Kernels without this crate's launcher: the PTX text, and what a launch of it takes.
+//! The PTX text and the launch parameters, for launching kernels without this crate's launcher.
 //!
-//! An engine that compiles and launches by itself asks its arguments for a [`Recipe`]
-//! ([`Work::recipe`](crate::Work::recipe)), which is checked as a launch would be, and then
+//! An engine with a launcher of its own asks its arguments for a [`Recipe`] ([`Work::recipe`](crate::Work::recipe)). The recipe
+//! is checked like a launch. The engine then
 //!
 //! 1. compiles [`Kernel::ptx`] (`cuModuleLoadData`, cudarc's `Ptx::from_src`) and gets the function
-//!    [`Kernel::symbol`], once for each [`Kernel`], which is the key of such a cache;
-//! 2. lets the function have [`LaunchShape::shared_bytes`] of dynamic shared memory
-//!    (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`) where they are more than 48 KiB;
+//!    [`Kernel::symbol`], once for each [`Kernel`], which is the key for a cache of functions;
+//! 2. allows the function [`LaunchShape::shared_bytes`] of dynamic shared memory
+//!    (`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`) if they are more than 48 KiB;
 //! 3. launches it (`cuLaunchKernel`) on [`LaunchShape::grid`], with blocks of ([`LaunchShape::block`], 1, 1), these
 //!    shared bytes, and one parameter: [`Recipe::params`] by value, 8-byte aligned.
 //!
-//! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`]. The PTX asks for them, so that such a
-//! launch is as any other. None is selected for a GPU below compute capability 9.0.
+//! With a convolution or a norm, blocks may run in clusters of [`LaunchShape::cluster`]. The PTX itself requests the clusters, so
+//! the launch needs no attribute for them. No kernel with clusters is selected for a GPU below compute capability 9.0.
 //!
-//! A prefill may be several such launches, one after the other on one stream: [`Recipe::launches`], of which each has its
-//! kernel, its shape and its parameter. Where [`LaunchShape::overlaps`] is set, a launch may be given the attribute
-//! `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION` (`cuLaunchKernelEx`): it may begin while the one before it ends, or
-//! beside it, and waits itself. Without the attribute it begins behind it, and the results are the same; a long prompt takes
-//! longer then. All others are launched without it.
+//! A prefill may take several such launches, one after the other on one stream: [`Recipe::launches`]. Each has its own kernel,
+//! shape and parameter. If [`LaunchShape::overlaps`] is set, the launch may have the attribute
+//! `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION` (`cuLaunchKernelEx`): it may then begin while the previous launch
+//! ends, or run concurrently with it, and waits in the kernel. Without the attribute the launch begins after the previous one.
+//! The results are the same, but a long prompt takes longer. All other launches must not have the attribute.
 //!
-//! Nothing but [`Recipe::params`] differs between launches of the same [`Kernel`] and B; of a prefill the shape too,
-//! which is of its lengths. Nothing is launched where the grid is empty, as for B = 0. What is promised to a launch of
-//! this crate is promised to such a launch: tensors stay valid until the stream has passed it, what is written is used
-//! by nobody else, and no two live rows write one slot.
+//! Launches of the same [`Kernel`] and B differ only in [`Recipe::params`]; those of a prefill also in their shape, which depends
+//! on the lengths. If the grid is empty, as for B = 0, launch nothing. Such a launch needs the same promises as a launch of this
+//! crate: tensors stay valid until the stream has passed it, nobody else uses memory that it writes, and no two live rows write
+//! one slot.
 //!
 //! ```
 //! use gated_delta::{DType, Gdn, GdnGates, Inputs, States, Tensor, Work};
 //!
-//! // 4 sequences, 16 query/key heads, 32 value heads, at addresses of the engine's own.
+//! 4 sequences, 16 query/key heads, 32 value heads.
 //! // SAFETY: nothing is launched here.
 //! let tensor = |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x7f00_0000_0000, dtype, dims) };
 //! let qk = tensor(DType::Bf16, &[4, 1, 16, 128])?;
@@ -49,19 +49,19 @@ pub use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams, 
 pub use crate::kernel::{Kernel, template};
 use crate::step::{Launches, Parameter};
 
-/// What a launch is made of, or several, one after the other.
+/// A launch, or several launches, one after the other.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
-    /// What is compiled: all, or of several launches that which has variants.
+    /// The kernel; of several launches, the one that has variants.
     pub kernel: Kernel,
-    /// Grid, block and dynamic shared memory of its launch.
+    /// Grid, block and dynamic shared memory of that kernel's launch.
     pub shape: LaunchShape,
-    /// The one parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or
-    /// the [`LayerParams`] or the [`StepParams`] that it begins with; the driver knows, and copies no more than that. Launches of
-    /// a prompt in segments differ in [`PrefillParams::first_chunk`] and what follows it: [`Launch::params`].
+    /// The only parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or the
+    /// [`LayerParams`] or the [`StepParams`] at its start; the driver knows the size, and copies no more. The launches of a
+    /// prompt in segments differ in [`PrefillParams::first_chunk`] and the fields after it: [`Launch::params`].
     pub params: PrefillParams,
-    /// That of a kernel whose states wait ([`Step::pending`](crate::Step::pending)), in place of `params`.
+    /// The parameter, in place of `params`, of a kernel with deferred write-back ([`Step::pending`](crate::Step::pending)).
     pub deferred: Option<DeferredParams>,
     launches: Launches<Kernel>,
 }
@@ -70,13 +70,13 @@ pub struct Recipe {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Launch {
-    /// What is compiled.
+    /// The kernel.
     pub kernel: Kernel,
-    /// Grid, block and dynamic shared memory of the launch, and whether it may overlap the one before.
+    /// Grid, block and dynamic shared memory of the launch, and whether it may overlap the previous one.
     pub shape: LaunchShape,
-    /// As [`Recipe::params`].
+    /// The parameter: see [`Recipe::params`].
     pub params: PrefillParams,
-    /// As [`Recipe::deferred`].
+    /// The parameter of a kernel with deferred write-back: see [`Recipe::deferred`].
     pub deferred: Option<DeferredParams>,
 }
 
@@ -100,9 +100,9 @@ impl Recipe {
         recipe
     }
 
-    /// Every kernel of the call in stream order: one where T is at most 16, and for short rows of a prefill. Else, each part where there
-    /// is one, \[convolution\], then \[preparation, chain\] once for each segment of a long prompt, up to eight, then
-    /// \[rows of one token\], then \[norm and windows\].
+    /// Every launch, in order. Most recipes have one. A prefill of rows of more than 64 tokens has an intra-chunk pass and a scan; a
+    /// single long prompt has up to eight pairs of these. If rows are on average at most half as long as the longest one, the rows of
+    /// one token have a launch of their own. A convolution adds one launch before these, a convolution or a norm one after.
     pub fn launches(&self) -> impl Iterator<Item = Launch> {
         let Self {
             params, deferred, ..
@@ -119,8 +119,8 @@ impl Recipe {
         })
     }
 
-    /// The bytes of the parameter of the only launch, for a launch that takes no Rust struct; of several, each has its own:
-    /// [`Launch::parameter`].
+    /// The bytes of the parameter of a recipe with one launch, for a launch function without Rust structs. If there are several
+    /// launches, each has its own: [`Launch::parameter`].
     #[must_use]
     pub fn parameter(&self) -> &[u8] {
         bytes_of(&self.kernel, &self.params, self.deferred.as_ref())
@@ -128,7 +128,7 @@ impl Recipe {
 }
 
 impl Launch {
-    /// The bytes of the parameter, for a launch that takes no Rust struct.
+    /// The bytes of the parameter, for a launch function without Rust structs.
     #[must_use]
     pub fn parameter(&self) -> &[u8] {
         bytes_of(&self.kernel, &self.params, self.deferred.as_ref())

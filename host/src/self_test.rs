@@ -1,4 +1,4 @@
-//! A test of the kernels on the GPU that they are to run on, for an engine to call once after it loads them.
+//! A test of the kernels on the GPU that will run them. An engine calls it once, after loading the library.
 
 mod buffer;
 mod cases;
@@ -24,32 +24,32 @@ use tensors::{Inputs, Outputs};
 use truth::Truth;
 use values::Values;
 
-/// Of the KDA gates that have one.
+/// Lower bound of the log decay, for KDA gates of that kind.
 const LOWER_BOUND: f32 = -5.0;
 
-/// What a self-test found to be right.
+/// Report of a self-test that passed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct SelfTest {
-    /// Every entry that was launched, in the order of the launches.
+    /// All launched entries, in the order of their launches.
     pub entries: Vec<Entry>,
-    /// Launches that were made.
+    /// Number of launches.
     pub launches: usize,
-    /// The largest error, as a part of what is allowed: 1 would be the limit.
+    /// Largest error, as a fraction of the allowed error: below 1.
     pub worst: f64,
-    /// The entry that made it.
+    /// The entry with the largest error.
     pub worst_entry: Option<Entry>,
 }
 
 impl Library {
-    /// Launches every entry of the operators on tiny inputs, on this very device, and compares what it leaves behind
-    /// with the CPU reference: outputs, states written, states not to be written.
+    /// Launches every entry of the operators with tiny inputs on this device. Compares all results with the CPU reference:
+    /// outputs, written states, and states that must not change.
     ///
-    /// Between them the launches have every operator, state dtype and layout with one token and with several, with
-    /// snapshots, token slots, a resume and a commit, every formulation, convolutions, norms, fresh rows, and states that
-    /// wait. Entries that run in clusters of blocks, and prefills, are left out where the GPU has no such thing. Their
-    /// kernels are compiled for the occasion, on all cores, and unloaded afterwards: seconds on a GPU, a few MiB of its
-    /// memory. On streams of its own; the caller waits, so that no stream of this thread may be under capture.
+    /// The launches cover every operator, state dtype and layout with one token and with several, snapshots, token slots, a
+    /// resume and a commit, every formulation, convolutions, norms, fresh rows, and deferred write-back. Entries with clusters of
+    /// blocks, and prefills, are left out on a GPU that cannot run them. The kernels are compiled for the test, on all cores, and
+    /// unloaded afterwards. This takes seconds on a GPU, and a few MiB of its memory. The launches use streams of their own. The
+    /// caller waits for them, so no stream of this thread may be under capture.
     ///
     /// ```no_run
     /// use gated_delta::Library;
@@ -62,14 +62,13 @@ impl Library {
     /// ```
     ///
     /// # Errors
-    /// [`Error::SelfTest`] for the first result that is wrong, which names the entry and the deviation; compile and
-    /// launch failures.
+    /// [`Error::SelfTest`] for the first wrong result, with the entry and the deviation; compile and launch failures.
     pub fn self_test(&self) -> Result<SelfTest, Error> {
         run(self, &cases::cases(), Truth::new)
     }
 }
 
-/// What the reference says about a launch on these values, where the pool is like this afterwards.
+/// The reference: the results of a launch with these values, given the pool after it.
 type Says = fn(&Case, &Values, &[f64]) -> Result<Truth, String>;
 
 fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error> {
@@ -99,7 +98,7 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
         worst: 0.0,
         worst_entry: None,
     };
-    // What takes long is the driver's compiler, which runs on the thread that launches.
+    // The driver's compiler takes most of the time, and runs on the thread that launches.
     let errors = on_threads(&jobs, |job| job.error(&scratch, truth))?;
     for (job, error) in jobs.iter().zip(errors) {
         match *job {
@@ -114,7 +113,7 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
 #[derive(Clone, Copy)]
 enum Job<'a> {
     Case(&'a Case),
-    /// On states that wait: of KDA or not, and of so many tokens.
+    /// Deferred write-back: the entry, whether the operator is KDA, and the number of tokens.
     Waiting((Entry, bool, usize)),
 }
 
@@ -126,7 +125,7 @@ impl Job<'_> {
         }
     }
 
-    /// Its largest error, as a part of what is allowed.
+    /// Largest error of the launch, as a fraction of the allowed error.
     fn error(self, library: &Library, truth: Says) -> Result<f64, Error> {
         let context = library.context();
         let stream = context.map(Stream::new).transpose()?;
@@ -142,7 +141,8 @@ impl Job<'_> {
 }
 
 impl SelfTest {
-    /// A launch with `entry`, of `entries` one after the other, is right: its error as a part of what is allowed.
+    /// Adds a launch that passed: `entry` is tested, `entries` are its launches in order, `error` is a fraction of the allowed
+    /// error.
     fn passed(&mut self, entry: Entry, entries: impl IntoIterator<Item = Entry>, error: f64) {
         self.launches += 1;
         for entry in entries {
@@ -177,7 +177,7 @@ fn launch<'a>(
     let mut outputs = Outputs::new(context, case, &values)?;
     let pool = outputs.pool.bytes().to_vec();
     let queue = stream.map_or(StreamRef::default_stream(), Stream::as_ref);
-    // SAFETY: the tensors live until the launch is done, below, and are nobody else's.
+    // SAFETY: the tensors live until the launch is done, below, and nothing else uses them.
     let enqueued = unsafe { launch::enqueue(library, queue, case, &inputs, &mut outputs) };
     let done = stream.map_or(Ok(()), Stream::synchronize);
     enqueued.and(done)?;
@@ -192,17 +192,17 @@ fn launch<'a>(
     })
 }
 
-/// What a launch left behind, and what it had to.
+/// Results of a launch, and the exact ones.
 struct Results<'a> {
     case: &'a Case,
     truth: Truth,
     outputs: Outputs,
-    /// Bytes of the pool before.
+    /// Bytes of the pool before the launch.
     pool: Vec<u8>,
 }
 
 impl Results<'_> {
-    /// The largest error, as a part of what is allowed; what is wrong, where it is more.
+    /// Largest error, as a fraction of the allowed error; a message if an error is larger than allowed.
     fn check(&self) -> Result<f64, String> {
         self.windows()?;
         let errors = [self.outputs()?, self.pool()?, self.snapshots()?];
@@ -236,7 +236,7 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// Every slot: those written, and the others, which are as they were.
+    /// Checks every slot of the pool: written states within their bounds, all others unchanged.
     fn pool(&self) -> Result<f64, String> {
         let mut written = [None; SLOTS];
         for b in 0..ROWS {
@@ -272,7 +272,7 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// Every snapshot: those of active rows, and the others, which are still NaN.
+    /// Checks every snapshot: those of active rows within their bounds, all others still NaN.
     fn snapshots(&self) -> Result<f64, String> {
         let Some(snapshots) = &self.outputs.snapshots else {
             return Ok(0.0);
@@ -294,7 +294,7 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// Every window: those written, which are inputs as they came, and the others, which are as they were.
+    /// Checks every window: written ones are copies of inputs, all others unchanged.
     fn windows(&self) -> Result<(), String> {
         let (outputs, truth) = (&self.outputs, &self.truth);
         copies("window in slot", SLOTS, &outputs.windows, &truth.windows)?;
@@ -313,19 +313,19 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// The exact state of row `b` after token `t`.
+    /// Exact state of row `b` after token `t`.
     fn after(&self, b: usize, t: usize) -> &[f64] {
         self.state(&self.truth.states, b * self.case.way.tokens + t)
     }
 
-    /// State `index` of `states`.
+    /// State number `index` of `states`.
     fn state<'s>(&self, states: &'s [f64], index: usize) -> &'s [f64] {
         let len = self.case.state();
         &states[index * len..][..len]
     }
 }
 
-/// All of `count` parts are what they have to be, bit for bit.
+/// Checks that all of `count` parts have the wanted bits.
 fn copies(
     what: &str,
     count: usize,

@@ -1,10 +1,10 @@
-//! The stream that a launch is enqueued on: the engine's, borrowed.
+//! The engine's stream, borrowed for a launch.
 
 use std::{ffi::c_void, marker::PhantomData};
 
 use crate::driver::RawStream;
 
-/// A borrowed CUDA stream; never destroyed or synchronised by this library.
+/// A borrowed CUDA stream. This library never destroys or synchronises it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamRef<'a> {
     raw: RawStream,
@@ -12,8 +12,8 @@ pub struct StreamRef<'a> {
 }
 
 impl<'a> StreamRef<'a> {
-    /// A `CUstream`, for example of cudarc's `CudaStream::cu_stream()`. The driver's constants 0 (default
-    /// stream), 1 (legacy default stream) and 2 (default stream of the calling thread) are taken too.
+    /// Wraps a `CUstream`, for example cudarc's `CudaStream::cu_stream()`. The driver's constants 0 (default stream), 1 (legacy
+    /// default stream) and 2 (default stream of the calling thread) are accepted too.
     ///
     /// ```
     /// use gated_delta::StreamRef;
@@ -24,7 +24,7 @@ impl<'a> StreamRef<'a> {
     /// ```
     ///
     /// # Safety
-    /// For `'a` the handle is 0, 1, 2 or a stream that is not destroyed.
+    /// During `'a` the handle is 0, 1, 2, or a stream that is not destroyed.
     #[must_use]
     pub const unsafe fn from_raw(stream: *mut c_void) -> Self {
         Self {

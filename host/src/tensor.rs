@@ -1,6 +1,6 @@
 //! Borrowed views of tensors in GPU memory, or in host memory for the simulator.
 //!
-//! A [`Tensor`] is an address, a dtype, dims and strides: nothing is owned, copied or allocated.
+//! A [`Tensor`] is an address, a dtype, dims and strides. It owns, copies and allocates nothing.
 
 mod dims;
 mod dtype;
@@ -14,18 +14,18 @@ pub use dtype::{DType, DeviceElement};
 
 use crate::error::Error;
 
-/// Which memory an address is of.
+/// Kind of memory that an address is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Memory {
-    /// What the GPU reaches.
+    /// Memory that the GPU can access.
     Device,
-    /// What the simulator reaches.
+    /// Host memory, which the simulator accesses.
     Host,
 }
 
 /// A borrowed view of a tensor.
 ///
-/// q, k and v of a layer, side by side in one buffer, are views of it:
+/// Views of q, k and v in one packed buffer:
 ///
 /// ```
 /// use gated_delta::{DType, Tensor};
@@ -52,32 +52,31 @@ pub struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// A contiguous tensor at a device address; views with other strides come from
-    /// [`Tensor::with_strides`].
+    /// A contiguous tensor at a device address. [`Tensor::with_strides`] makes views with other strides.
     ///
     /// # Errors
-    /// [`Error::Range`] where there are more than [`MAX_DIMS`], or elements past the end of the address space.
+    /// [`Error::Range`] if there are more than [`MAX_DIMS`] dims, or elements past the end of the address space.
     ///
     /// # Safety
-    /// For `'a`, every element that this view, or a view made of it, addresses lies in GPU memory, and
-    /// is read and written by others only in stream order with the launches that take it.
+    /// During `'a`, every element of this view, and of a view made of it, lies in GPU memory. Others read and write it only in
+    /// stream order with the launches that take the view.
     pub unsafe fn from_raw(address: u64, dtype: DType, dims: &[usize]) -> Result<Self, Error> {
         Self::new(address, dtype, dims, usize::MAX, Memory::Device, true)
     }
 
-    /// A contiguous tensor in host memory, for the simulator, read only.
+    /// A contiguous, read-only tensor in host memory, for the simulator.
     ///
     /// # Errors
-    /// [`Error::Range`] where `slice` has fewer elements than `dims`.
+    /// [`Error::Range`] if `slice` has fewer elements than `dims`.
     pub fn from_slice<T: DeviceElement>(slice: &'a [T], dims: &[usize]) -> Result<Self, Error> {
         let address = slice.as_ptr().expose_provenance() as u64;
         Self::new(address, T::DTYPE, dims, slice.len(), Memory::Host, false)
     }
 
-    /// A contiguous tensor in host memory, for the simulator.
+    /// A contiguous, writable tensor in host memory, for the simulator.
     ///
     /// # Errors
-    /// [`Error::Range`] where `slice` has fewer elements than `dims`.
+    /// [`Error::Range`] if `slice` has fewer elements than `dims`.
     pub fn from_slice_mut<T: DeviceElement>(
         slice: &'a mut [T],
         dims: &[usize],
@@ -109,10 +108,10 @@ impl<'a> Tensor<'a> {
         tensor.fits()
     }
 
-    /// The same elements at other strides, in elements, one for each dim.
+    /// A view of the same elements with other strides: one stride per dim, in elements.
     ///
     /// # Errors
-    /// [`Error::Range`] where there are more or fewer strides than dims, or the view leaves its storage.
+    /// [`Error::Range`] if the number of strides is not that of the dims, or the view exceeds its storage.
     pub fn with_strides(self, strides: &[usize]) -> Result<Self, Error> {
         if strides.len() != self.dims.len() {
             return Err(range("strides of a tensor", self.dims.len(), strides.len()));
@@ -124,10 +123,10 @@ impl<'a> Tensor<'a> {
         .fits()
     }
 
-    /// The elements `start .. start + len` of a dim: one of q, k, v of a packed buffer.
+    /// The elements `start .. start + len` of a dim: for example k of a packed buffer.
     ///
     /// # Errors
-    /// [`Error::Range`] where there are none such.
+    /// [`Error::Range`] if the dim does not exist, or is shorter.
     pub fn narrow(self, dim: usize, start: usize, len: usize) -> Result<Self, Error> {
         let size = self.dim(dim)?;
         if start.checked_add(len).is_none_or(|end| end > size) {
@@ -152,10 +151,10 @@ impl<'a> Tensor<'a> {
         Ok(narrowed)
     }
 
-    /// A dim cut into two, `[.., H * K, ..]` to `[.., H, K, ..]` for `inner` = K.
+    /// Splits a dim into two: `[.., H * K, ..]` becomes `[.., H, K, ..]` for `inner` = K.
     ///
     /// # Errors
-    /// [`Error::Range`] where the dim is not a multiple of `inner`, or there are [`MAX_DIMS`] already.
+    /// [`Error::Range`] if the dim is not a multiple of `inner`, or there are [`MAX_DIMS`] dims already.
     pub fn split(self, dim: usize, inner: usize) -> Result<Self, Error> {
         let size = self.dim(dim)?;
         if inner == 0 || size % inner != 0 {
@@ -205,19 +204,19 @@ impl<'a> Tensor<'a> {
         &self.strides
     }
 
-    /// Which memory the tensor lies in.
+    /// Kind of memory that the tensor is in.
     #[must_use]
     pub const fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// Whether kernels may write it: false for a shared borrow.
+    /// Whether kernels may write the tensor: false for one from a shared borrow.
     #[must_use]
     pub const fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Whether the elements lie one behind the other, in the order of the dims.
+    /// Whether the elements are contiguous in the order of the dims.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         let mut wanted = 1usize;
@@ -232,8 +231,8 @@ impl<'a> Tensor<'a> {
             })
     }
 
-    /// The largest power of two, at most 16, that the address and every stride but the innermost
-    /// are multiples of, in bytes; strides of dims of size 1 do not count.
+    /// The largest power of two, at most 16, that divides the address and all strides but the innermost, in bytes. Strides of
+    /// dims of size 1 do not count.
     #[must_use]
     pub fn alignment(&self) -> usize {
         let outer = self.dims.len().saturating_sub(1);
@@ -246,7 +245,7 @@ impl<'a> Tensor<'a> {
         1 << offsets.trailing_zeros().min(4)
     }
 
-    /// The size of a dim; [`Error::Range`] where there is no such dim.
+    /// Size of a dim; [`Error::Range`] if the dim does not exist.
     fn dim(&self, dim: usize) -> Result<usize, Error> {
         let dims = self.dims.len();
         self.dims
@@ -255,7 +254,7 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| range("dim", format!("below {dims}"), dim))
     }
 
-    /// All that a check of a launch looks at.
+    /// Everything that the checks of a launch depend on.
     #[inline(always)]
     pub(crate) fn layout(&self) -> Layout {
         let mut words = [0; LAYOUT];
@@ -263,7 +262,7 @@ impl<'a> Tensor<'a> {
             words[dim] = self.dims.values[dim] as u64;
             words[MAX_DIMS + dim] = self.strides.values[dim] as u64;
         }
-        // There are as many strides as dims. No check asks for an address that is a multiple of more than 16.
+        // The number of strides is that of the dims. No check needs an alignment above 16.
         words[2 * MAX_DIMS] = self.dims.len as u64
             | (self.dtype as u64) << 8
             | (self.memory as u64) << 16
@@ -272,7 +271,7 @@ impl<'a> Tensor<'a> {
         Layout(words)
     }
 
-    /// Checks that the furthest element lies in the storage.
+    /// Checks that the last element lies in the storage.
     fn fits(self) -> Result<Self, Error> {
         if self.dims.contains(&0) {
             return Ok(self);
@@ -299,18 +298,18 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// Words of a [`Layout`].
+/// Number of words of a [`Layout`].
 const LAYOUT: usize = 2 * MAX_DIMS + 1;
 
-/// Dims, strides, dtype, memory, borrow and alignment of a tensor.
+/// Dims, strides, dtype, memory, writability and alignment of a tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout([u64; LAYOUT]);
 
 impl Layout {
-    /// That of no tensor.
+    /// The layout of an absent tensor.
     pub const NONE: Self = Self([0; LAYOUT]);
 
-    /// Adds the bits that differ from the tensor's.
+    /// Sets the bits of `differs` in which this layout differs from the tensor's.
     #[expect(
         clippy::needless_range_loop,
         reason = "nothing of an iterator is left to be inlined where a build has no link-time optimisation"
@@ -323,7 +322,7 @@ impl Layout {
         }
     }
 
-    /// Whether it is [`Self::NONE`].
+    /// Whether this is [`Self::NONE`].
     #[inline(always)]
     pub fn is_none(&self) -> bool {
         let mut all = 0;

@@ -1,4 +1,4 @@
-//! What threads may share and hand over: everything. A value that could not would not compile here.
+//! Types that threads may share and send. This file does not compile if one of them is not `Send` and `Sync`.
 
 use crate::driver::{DeviceMemory, Driver, Event, Function, Graph, Module, Stream};
 use crate::raw::{Kernel, Recipe};

@@ -1,5 +1,5 @@
-//! The driver layer on a GPU: memory, a kernel, a graph, events. Without a GPU nothing is tested, which
-//! `GATED_DELTA_REQUIRE_GPU=1` makes a failure.
+//! The driver layer on a GPU: memory, a kernel, a graph, events. Without a GPU nothing is tested, and `GATED_DELTA_REQUIRE_GPU=1`
+//! makes that a failure.
 
 use std::ptr;
 
@@ -32,7 +32,7 @@ const INCREMENT: &std::ffi::CStr = c"
 
 const THREADS: usize = 64;
 
-/// The first GPU's context; `None` where there is no GPU and none is required.
+/// The first GPU's context; `None` without a GPU, unless one is required.
 fn context() -> Option<Context> {
     let context = Device::get(0).and_then(Context::primary);
     match context {
@@ -48,7 +48,7 @@ fn context() -> Option<Context> {
 }
 
 /// # Safety
-/// `increment` is [`INCREMENT`], `address` that of [`THREADS`] words.
+/// `increment` is [`INCREMENT`], and `address` is the address of [`THREADS`] words.
 unsafe fn launch(increment: RawFunction, mut address: u64, stream: &Stream) -> Result<(), Error> {
     let mut parameters = [(&raw mut address).cast()];
     let (threads, parameters) = (THREADS as u32, parameters.as_mut_ptr());
@@ -72,7 +72,7 @@ fn a_kernel_runs_launched_and_replayed() {
     let address = memory.tensor_mut(DType::U32, &[THREADS]).unwrap().address();
     let (start, end) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
 
-    // SAFETY: the memory has the words, and outlives the stream's work, which is waited for below.
+    // SAFETY: the memory has the words, and outlives the stream's work, which the test waits for below.
     unsafe {
         let increment = increment.raw();
         launch(increment, address, &stream).unwrap();

@@ -1,5 +1,5 @@
-//! Failures of the driver under a library, on the stand-in for it: each is an error that names the call, none is kept,
-//! and nothing that is dropped afterwards panics. Every test is a process of its own.
+//! Driver failures under a library, with a stand-in for the driver: each is an error that names the call, no failure is kept, and
+//! no later drop panics. Every test runs in a process of its own.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
@@ -19,16 +19,16 @@ use gated_delta::{
     StateLayout, States, Stored, StreamRef, Tensor, Work,
 };
 
-/// Set to the name of the test in the process that has the stand-in as its driver.
+/// Name of the test that this process runs with the stand-in as its driver.
 const ON_STAND_IN: &str = "GATED_DELTA_ON_STAND_IN";
 
 const THREADS: usize = 16;
 
-/// The stand-in that is this process's driver.
+/// The stand-in for the driver, loaded in this process.
 struct StandIn(libloading::Library);
 
 impl StandIn {
-    /// Has every later call of `name` (`*`: of anything) fail with `result`; with 0, succeed again.
+    /// Makes every later call of `name` (`*`: of any function) fail with `result`; 0 makes them succeed again.
     fn fault(&self, name: &str, result: i32) {
         let name = CString::new(name).unwrap();
         // SAFETY: the function has this type, and the text is terminated.
@@ -40,13 +40,13 @@ impl StandIn {
         }
     }
 
-    /// Whether it has libraries beside modules.
+    /// Whether the stand-in has libraries (CUDA 12) as well as modules.
     fn has_libraries(&self) -> bool {
-        // SAFETY: the function is looked for, not called.
+        // SAFETY: the function is looked up, not called.
         unsafe { self.0.get::<*mut c_void>("cuLibraryLoadData") }.is_ok()
     }
 
-    /// The call that compiles.
+    /// Name of the call that compiles.
     fn load(&self) -> &'static str {
         if self.has_libraries() {
             "cuLibraryLoadData"
@@ -55,7 +55,7 @@ impl StandIn {
         }
     }
 
-    /// The call that makes sure that the context is there.
+    /// Name of the call that checks whether the context exists.
     fn live(&self) -> &'static str {
         if self.has_libraries() {
             "cuCtxGetId"
@@ -64,7 +64,7 @@ impl StandIn {
         }
     }
 
-    /// Resets the context, as another library of the process may.
+    /// Resets the context, as another library in the process may.
     fn reset(&self) {
         // SAFETY: the function has this type.
         unsafe {
@@ -75,7 +75,7 @@ impl StandIn {
         }
     }
 
-    /// The call that unloads what was compiled.
+    /// Name of the call that unloads a compiled text.
     fn unload(&self) -> &'static str {
         if self.has_libraries() {
             "cuLibraryUnload"
@@ -84,7 +84,7 @@ impl StandIn {
         }
     }
 
-    /// The most compilations that were under way at once.
+    /// Largest number of compilations that ran at the same time.
     fn most_compiling(&self) -> u32 {
         // SAFETY: the function has this type.
         unsafe {
@@ -95,7 +95,7 @@ impl StandIn {
         }
     }
 
-    /// Calls of `name` so far.
+    /// Number of calls of `name` so far.
     fn calls(&self, name: &str) -> u32 {
         let name = CString::new(name).unwrap();
         // SAFETY: the function has this type, and the text is terminated.
@@ -108,13 +108,13 @@ impl StandIn {
     }
 }
 
-/// Runs `scenario`, a closure of the calling test, in a process whose driver is a stand-in, which has to end well: once
-/// for each of them.
+/// Runs `scenario`, a closure of the calling test, in a process of its own with each of the stand-ins as its driver. The process
+/// must succeed.
 fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
     on_slow_stand_in("0", scenario);
 }
 
-/// As [`on_stand_in`], where compiling takes as long.
+/// Like [`on_stand_in`], with compilations of `compile_ms` milliseconds.
 fn on_slow_stand_in<F: FnOnce(&StandIn, &Context)>(compile_ms: &str, scenario: F) {
     if env::var_os(ON_STAND_IN).is_some() {
         // SAFETY: the stand-in has no initialisers.
@@ -143,10 +143,10 @@ fn on_slow_stand_in<F: FnOnce(&StandIn, &Context)>(compile_ms: &str, scenario: F
     }
 }
 
-/// Tensors of a resume that needs more shared memory than a launch has without asking.
+/// Arguments of a resume that needs more shared memory than a launch has by default.
 fn args(heads: usize) -> Result<Kda<'static>, Error> {
     let bf16 = |dims: &[usize]| {
-        // SAFETY: the stand-in follows no address.
+        // SAFETY: the stand-in accesses no address.
         unsafe { Tensor::from_raw(0x10_0000, DType::Bf16, dims) }
     };
     let (qkv, of_head) = (bf16(&[1, 16, heads, 128])?, bf16(&[1, 16, heads])?);
@@ -165,12 +165,12 @@ fn launch(library: &Library, heads: usize) -> Result<(), Error> {
     unsafe { library.launch(StreamRef::default_stream(), &args(heads)?) }
 }
 
-/// Out of memory, wherever it strikes on the way to the first launch.
+/// Out of memory in each call before the first launch.
 #[test]
 fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     on_stand_in(|stand_in, context| {
         assert!(args(1).unwrap().recipe().unwrap().shape.shared_bytes > 48 << 10);
-        // With libraries, both ways have to fail.
+        // If there are libraries, both ways to load have to fail.
         stand_in.fault("cuLibraryLoadData", 2);
         let loaded = || {
             let calls = |name| stand_in.calls(name);
@@ -211,7 +211,7 @@ fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     });
 }
 
-/// Whatever fails of a library, nothing of it is left, and the kernel is compiled as a module.
+/// If loading as a library fails at any call, nothing of the library is left, and the kernel is compiled as a module.
 #[test]
 fn what_is_refused_as_a_library_is_loaded_as_a_module() {
     on_stand_in(|stand_in, context| {
@@ -234,7 +234,7 @@ fn what_is_refused_as_a_library_is_loaded_as_a_module() {
             assert_eq!(after[1] - before[1], unloaded, "{call}");
             assert_eq!(after[2] - before[2], 1, "{call}");
         }
-        // The kernel is loaded, and then refused what it needs.
+        // The kernel is loaded, but then its attribute cannot be set.
         let calls = || [stand_in.load(), stand_in.unload()].map(|call| stand_in.calls(call));
         let before = calls();
         stand_in.fault("cuFuncSetAttribute", 2);
@@ -244,7 +244,7 @@ fn what_is_refused_as_a_library_is_loaded_as_a_module() {
     });
 }
 
-/// A library is of no context: it goes when that is gone, and a module does not.
+/// A library belongs to no context and is unloaded even if the context is gone; a module is not.
 #[test]
 fn a_module_is_unloaded_when_dropped() {
     on_stand_in(|stand_in, context| {
@@ -311,7 +311,7 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
                 ..
             }
         ));
-        // Without a log, the driver's own name is all that there is.
+        // Without a log, the error has only the driver's name for it.
         assert!(matches!(refused(218), Error::Driver(error) if error.code == 218));
         stand_in.fault("cuModuleLoadDataEx", 0);
         stand_in.fault("cuLibraryLoadData", 0);
@@ -319,13 +319,13 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
     });
 }
 
-/// Others reset the context, whose functions, streams and graphs the driver follows all the same: nothing of it reaches the
-/// driver, though the thread has it current, and though it was made again where the driver can tell.
+/// Another library resets the context. The driver would still follow the handles of its functions, streams and graphs. None of
+/// them reaches the driver, even if the context is current, and even if it was created again, if the driver can tell.
 #[test]
 fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
     on_stand_in(|stand_in, context| {
         for is_current in [false, true] {
-            // The one before was reset.
+            // The previous iteration has reset its context.
             let context = Context::primary(context.device()).unwrap();
             let current = is_current.then(|| context.enter().unwrap());
             let library = Library::new(&context);
@@ -382,7 +382,7 @@ fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
                 all_fail("made again");
                 launch(&Library::new(&again), 1).unwrap();
             } else {
-                // This driver cannot tell: what was of the context is dropped before that is made again.
+                // This driver cannot tell: everything of the context is dropped before it is created again.
                 stand_in.reset();
             }
             drop((library, plan, stream, memory, graph, current));
@@ -391,7 +391,7 @@ fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
     });
 }
 
-/// What a launch costs of calls besides its own: one.
+/// A launch makes one driver call besides the launch itself.
 #[test]
 fn a_launch_asks_once_whether_its_context_is_there() {
     on_stand_in(|stand_in, context| {
@@ -420,7 +420,7 @@ fn a_launch_asks_once_whether_its_context_is_there() {
     });
 }
 
-/// A device that is lost, and a context that is destroyed: whatever is called fails, and whatever is dropped is quiet.
+/// After a lost device or a destroyed context every call fails, and no drop panics.
 #[test]
 fn after_a_fatal_error_every_call_fails_and_no_drop() {
     on_stand_in(|stand_in, context| {
@@ -481,7 +481,7 @@ fn threads_that_race_for_a_kernel_compile_it_once() {
     });
 }
 
-/// A captured graph may still hold the kernel.
+/// A dropped library keeps its kernels loaded, since a captured graph may use them.
 #[test]
 fn a_dropped_library_leaves_its_kernels_and_their_context() {
     on_stand_in(|stand_in, context| {
@@ -497,7 +497,7 @@ fn a_dropped_library_leaves_its_kernels_and_their_context() {
     });
 }
 
-/// However what is captured ends, its stream captures no longer, and no graph is left.
+/// Every capture is ended, even by an error or a panic, and leaves no graph.
 #[test]
 fn a_capture_that_fails_or_panics_is_ended() {
     on_stand_in(|stand_in, context| {
@@ -529,7 +529,7 @@ fn a_capture_that_fails_or_panics_is_ended() {
     });
 }
 
-/// Nothing but text reaches the driver's loader, which would follow the offsets of a binary.
+/// Only text reaches the driver's loader, which would trust the offsets in a binary.
 #[test]
 fn a_binary_is_refused_unseen() {
     on_stand_in(|stand_in, context| {

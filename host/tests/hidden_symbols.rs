@@ -1,12 +1,11 @@
-//! A program or shared library with gated-delta links without CUDA, starts without a driver, and shows no
-//! driver function to others.
+//! A program or shared library with gated-delta links without CUDA, starts without a driver, and exports no driver function.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
 
 use object::{Object, ObjectSection, ObjectSymbol};
 
-/// Names like `cuInit`.
+/// Whether `name` looks like `cuInit`.
 fn is_driver_function(name: &str) -> bool {
     name.strip_prefix("cu")
         .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))

@@ -1,5 +1,5 @@
-//! What tells launches apart: on a stand-in for the driver, arguments are launched, and then others that differ in one
-//! field. Whatever is compiled in is compiled again, once; whatever is not, is not.
+//! Tells launches apart. On a stand-in for the driver a test launches arguments, then others that differ in one field. A field
+//! that is compiled in leads to one more compilation, all other fields to none.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
@@ -25,7 +25,7 @@ const ON_STAND_IN: &str = "GATED_DELTA_ON_STAND_IN";
 /// Makes the stand-in a GPU with clusters of blocks.
 const HAS_CLUSTERS: &str = "FIXTURE_HAS_CLUSTERS";
 
-/// The stand-in that is this process's driver.
+/// The stand-in for the driver, loaded in this process.
 struct StandIn {
     library: libloading::Library,
     context: Context,
@@ -39,7 +39,7 @@ impl StandIn {
         Self { library, context }
     }
 
-    /// Compilations so far.
+    /// Number of compilations so far.
     fn compiled(&self) -> u32 {
         let calls = |name: &str| {
             let name = CString::new(name).unwrap();
@@ -54,8 +54,8 @@ impl StandIn {
         calls("cuModuleLoadDataEx") + calls("cuLibraryLoadData")
     }
 
-    /// Launches `one`, then `other`, and asserts that the second launch compiles `wanted` kernels, and that both are
-    /// then at hand.
+    /// Launches `one`, then `other`. Asserts that the second launch compiles `wanted` kernels, and that neither is compiled
+    /// again.
     #[track_caller]
     fn flip(&self, what: &str, one: &dyn Work, other: &dyn Work, wanted: u32) {
         let library = Library::new(&self.context);
@@ -68,7 +68,7 @@ impl StandIn {
         assert_eq!(compiled, [1, wanted, 0, 0], "{what}");
     }
 
-    /// Launches `one`, and asserts that `other` is refused, not taken for it.
+    /// Launches `one`, and asserts that `other` is refused and not confused with it.
     #[track_caller]
     fn refused(&self, what: &str, one: &dyn Work, other: &dyn Work) {
         let library = Library::new(&self.context);
@@ -82,12 +82,12 @@ fn launch(library: &Library, work: &dyn Work) -> Result<(), Error> {
     unsafe { library.launch(StreamRef::default_stream(), work) }
 }
 
-/// The test of this name in a process whose driver is the stand-in; `None` in that process itself.
+/// Runs the test of this name in a process whose driver is the stand-in. Returns `None` in that process.
 fn elsewhere(test: &str) -> Option<()> {
     elsewhere_with(test, &[])
 }
 
-/// [`elsewhere`], with variables of the environment.
+/// Like [`elsewhere`], with environment variables set to 1.
 fn elsewhere_with(test: &str, variables: &[&str]) -> Option<()> {
     if env::var_os(ON_STAND_IN).is_some() {
         return None;
@@ -114,12 +114,12 @@ fn elsewhere_with(test: &str, variables: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// What the dims of tensors are made of; K = V.
+/// Sizes that make up the dims of tensors; K = V.
 #[derive(Clone, Copy)]
 struct Sizes {
     rows: usize,
     tokens: usize,
-    /// T'
+    /// T'.
     previous: usize,
     heads: usize,
     value_heads: usize,
@@ -145,15 +145,15 @@ const WIDE: Sizes = Sizes { dim: 128, ..SIZES };
 
 const DECODE: Sizes = Sizes { tokens: 1, ..SIZES };
 
-/// How much farther apart the entries of a dim are than they need to be.
+/// Gap between the entries of a dim, in elements.
 const GAP: usize = 64;
 
 fn tensor(dtype: DType, dims: &[usize]) -> Tensor<'static> {
-    // SAFETY: the stand-in follows no address.
+    // SAFETY: the stand-in accesses no address.
     unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap()
 }
 
-/// With gaps between the entries of the `free` outermost dims.
+/// A tensor with gaps between the entries of the `free` outermost dims.
 fn apart(dtype: DType, dims: &[usize], free: usize) -> Tensor<'static> {
     let mut strides = vec![1; dims.len()];
     for dim in (0..dims.len() - 1).rev() {
@@ -163,7 +163,7 @@ fn apart(dtype: DType, dims: &[usize], free: usize) -> Tensor<'static> {
     tensor(dtype, dims).with_strides(&strides).unwrap()
 }
 
-/// Token by token, unless a test says otherwise: what the library would choose goes with what is flipped.
+/// `Recurrent`, unless a test says otherwise: `Auto` would change with the fields that are changed.
 fn recurrent() -> Options {
     Options::default().formulation(Formulation::Recurrent)
 }
@@ -281,12 +281,12 @@ impl Sizes {
         Commit::new(self.stored(), gates, self.rows(), self.update()).options(recurrent())
     }
 
-    /// D
+    /// D.
     fn channels(&self) -> usize {
         (2 * self.heads + self.value_heads) * self.dim
     }
 
-    /// Of so many inputs.
+    /// Windows with `inputs` columns.
     fn windows(&self, inputs: usize) -> Tensor<'static> {
         let channels = self.channels();
         let windows = tensor(Bf16, &[self.slots, channels, inputs]);
@@ -296,7 +296,7 @@ impl Sizes {
             .unwrap()
     }
 
-    /// `[B, steps, D, W - 1]`
+    /// Snapshots of windows, `[B, steps, D, W - 1]`.
     fn window_snapshots(&self) -> Tensor<'static> {
         let channels = self.channels();
         let windows = tensor(Bf16, &[self.rows, self.steps, channels, 3]);
@@ -306,7 +306,7 @@ impl Sizes {
         windows.with_strides(&strides).unwrap()
     }
 
-    /// `[B, tokens, D]`
+    /// x, `[B, tokens, D]`.
     fn projection(&self, tokens: usize) -> Tensor<'static> {
         apart(Bf16, &[self.rows, tokens, self.channels()], 2)
     }
@@ -332,7 +332,7 @@ impl Sizes {
         Norm::new(self.values(self.tokens), tensor(F32, &[self.dim]), 1e-6)
     }
 
-    /// With all that a layer has around its recurrence.
+    /// The step with a convolution, a norm and fresh rows.
     fn around<G>(&self, step: Step<'static, G>) -> Step<'static, G> {
         let mut step = step.norm(self.norm()).fresh(self.rows());
         step.inputs = Inputs::conv(self.convolution(4));
@@ -413,30 +413,30 @@ impl Sizes {
     }
 }
 
-/// What a kernel has compiled in of a tensor.
+/// Properties of a tensor that are compiled into a kernel.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
-    /// Its dtype, strides and alignment: q, k, v, o, and the `g` of a KDA layer.
+    /// Dtype, strides and alignment: q, k, v, o, and g of a KDA layer.
     Channels,
-    /// Its dtype and strides.
+    /// Dtype and strides.
     PerHead,
-    /// Nothing: a parameter of the gates for each head.
+    /// None: a parameter of the gates per head.
     Parameter,
-    /// Its alignment: a parameter for each channel.
+    /// Alignment: a parameter of the gates per channel.
     ChannelParameter,
-    /// All, with the dtype in common.
+    /// Dtype, which all states share, strides and alignment.
     States,
-    /// Its dtype, and the stride of rows.
+    /// Dtype, and the stride between rows.
     Indices,
-    /// What is read element by element: its dtype and the strides of so many outer dims.
+    /// Dtype and the strides of this number of outer dims: a tensor that is read element by element.
     Elements(usize),
-    /// The same, of dtypes that are in common.
+    /// The same for tensors that share a dtype.
     Projection(usize),
-    /// Its dtype, the stride of channels and its alignment: a weight with several taps.
+    /// Dtype, the stride between channels, and alignment: a weight with several taps.
     Taps,
 }
 
-/// The tensors of arguments.
+/// Name, role and place of each tensor in the arguments.
 type Tensors<'b> = Vec<(&'static str, Role, &'b mut Tensor<'static>)>;
 
 trait HasTensors: Work + Copy {
@@ -619,14 +619,15 @@ fn with<W: Copy>(work: W, change: impl FnOnce(&mut W)) -> W {
     changed
 }
 
-/// The same tensor at another address, of another dtype.
+/// The same tensor with its address moved by `past` bytes, and another dtype.
 fn at(tensor: Tensor<'static>, past: usize, dtype: DType) -> Tensor<'static> {
-    // SAFETY: the stand-in follows no address.
+    // SAFETY: the stand-in accesses no address.
     let moved = unsafe { Tensor::from_raw(tensor.address() + past as u64, dtype, tensor.dims()) };
     moved.unwrap().with_strides(tensor.strides()).unwrap()
 }
 
-/// Every tensor's address, alignment, dtype and strides. `dtypes_of_states`: whether the kernels take both.
+/// Changes the address, alignment, dtype and strides of every tensor. `dtypes_of_states`: whether the kernels take f32 and bf16
+/// states.
 fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_of_states: bool) {
     let all = with(work, |_| {}).tensors().len();
     for index in 0..all {
@@ -682,7 +683,7 @@ fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_o
             _ => &[],
         };
         for &dtype in dtypes {
-            // Previous tokens have the dtypes of the new ones, all states the pool's, and all windows that of x.
+            // Previous tokens share the dtypes of the new ones, all states that of the pool, and all windows that of x.
             let in_common = |other: Role| match role {
                 Role::States => other == Role::States,
                 Role::Projection(_) => matches!(other, Role::Projection(_)),
@@ -700,7 +701,7 @@ fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_o
     }
 }
 
-/// Every option. The factor of q is none of a commit's.
+/// Changes every option. A commit has no scale of q.
 fn flip_options<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, has_q: bool) {
     let flip = |field: &str, from: fn(&mut Options), to: fn(&mut Options), wanted: bool| {
         let (one, other) = (
@@ -748,7 +749,7 @@ fn flip_formulation<W: HasTensors>(stand_in: &StandIn, what: &str, work: W) {
     stand_in.flip(&format!("{what}: formulation"), &work, &parallel, 1);
 }
 
-/// Every tensor and every option of every way to keep states.
+/// Every tensor and every option, for every way to keep states.
 #[test]
 fn every_field_of_every_tensor_and_option_is_told_apart() {
     if elsewhere("every_field_of_every_tensor_and_option_is_told_apart").is_some() {
@@ -780,7 +781,7 @@ fn every_field_of_every_tensor_and_option_is_told_apart() {
     flip_formulation(stand_in, "KDA commit", WIDE.kda_commit());
 }
 
-/// Where a GPU has no clusters, what the library chooses for a layer's drafts is not what a name is: that is refused behind it too.
+/// Without clusters `Auto` computes a layer's drafts, but `Parallel` by name is refused, also after a launch of `Auto`.
 #[test]
 fn a_choice_without_clusters_is_no_launch_by_name() {
     if elsewhere("a_choice_without_clusters_is_no_launch_by_name").is_some() {
@@ -796,7 +797,7 @@ fn a_choice_without_clusters_is_no_launch_by_name() {
     StandIn::new().refused("tokens at once without clusters", &auto, &named);
 }
 
-/// What the library chooses is the launch that names it, and no other.
+/// The formulation that `Auto` chooses, given by name, is the same launch; no other one is.
 #[test]
 fn a_choice_is_the_launch_by_name() {
     if elsewhere_with("a_choice_is_the_launch_by_name", &[HAS_CLUSTERS]).is_some() {
@@ -829,7 +830,7 @@ fn a_choice_is_the_launch_by_name() {
     flip(stand_in, "layer", SIZES.gdn_layer(), Formulation::Parallel);
     flip(stand_in, "KDA", WIDE.kda_resume(), Formulation::Parallel);
 
-    // A prefill, whose plan launches prefills of fewer tokens too.
+    // A prefill; its plan launches prefills of fewer tokens too.
     let chosen = |tokens| Sizes { tokens, ..SIZES }.gdn().options(Options::default());
     let named = Options::default().formulation(Formulation::Chunked);
     stand_in.flip("prefill", &chosen(17), &chosen(17).options(named), 0);
@@ -844,7 +845,7 @@ fn a_choice_is_the_launch_by_name() {
     assert_eq!(stand_in.compiled(), before);
 }
 
-/// Fresh rows, of kernels that there are without a convolution and a norm.
+/// Fresh rows, for kernels without a convolution or a norm.
 #[test]
 fn fresh_rows_are_told_apart() {
     if elsewhere("fresh_rows_are_told_apart").is_some() {
@@ -873,7 +874,7 @@ fn fresh_rows_are_told_apart() {
     stand_in.flip("fresh commit", &commit, &fresh, 1);
 }
 
-/// Everything about what is pending that is compiled in.
+/// Every compiled-in property of pending tokens.
 #[test]
 fn states_that_wait_are_told_apart() {
     if elsewhere("states_that_wait_are_told_apart").is_some() {
@@ -926,7 +927,7 @@ fn states_that_wait_are_told_apart() {
     assert_eq!([b, h, hv, dim], [2, 2, 4, 64]);
 }
 
-/// Every tensor and option of a layer step of several tokens, and which of its tensors there are.
+/// Every tensor and option of a layer step of several tokens, and which optional tensors it has.
 #[test]
 fn everything_around_several_tokens_is_told_apart() {
     let name = "everything_around_several_tokens_is_told_apart";
@@ -991,7 +992,7 @@ fn everything_around_several_tokens_is_told_apart() {
         stand_in.flip(&format!("resume: {what}"), &*of(SIZES), &*of(sizes), wanted);
     }
 
-    // What is refused is not taken for what was launched, of the same tensors.
+    // Refused arguments are not confused with launched arguments of the same tensors.
     let other_x = with(resume, |work| {
         let x = SIZES.projection(SIZES.previous);
         let stored = Stored::conv(SIZES.convolution_of(x, 4, 3));
@@ -1020,7 +1021,7 @@ fn everything_around_several_tokens_is_told_apart() {
     stand_in.refused("parallel", &snapshots, &snapshots.options(parallel));
 }
 
-/// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of them there are.
+/// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of the three a step has.
 #[test]
 fn everything_around_a_recurrence_is_told_apart() {
     let name = "everything_around_a_recurrence_is_told_apart";
@@ -1061,7 +1062,7 @@ fn everything_around_a_recurrence_is_told_apart() {
         }
     };
     flip("bias", true, &conv(|conv| conv.bias = None));
-    // Named by an address alone, as the pool that is written is.
+    // A kernel only gets the address of these windows, as of the written pool.
     flip(
         "write_windows",
         false,
@@ -1096,7 +1097,7 @@ fn everything_around_a_recurrence_is_told_apart() {
         work.states = read_only.into();
     });
 
-    // What is refused is not taken for what was launched, of the same tensors.
+    // Refused arguments are not confused with launched arguments of the same tensors.
     let refused = |what: &str, change: &dyn Fn(&mut Gdn<'static>)| {
         stand_in.refused(what, &one, &with(one, |work| change(work)));
     };
@@ -1113,7 +1114,7 @@ fn everything_around_a_recurrence_is_told_apart() {
     refused("an eps of 0", &norm(|norm| norm.eps = 0.0));
 }
 
-/// Kernels that run in clusters of blocks are refused where there are none, and are not selected.
+/// Kernels with clusters are refused and not selected on a GPU without clusters.
 #[test]
 fn a_gpu_without_clusters_gets_no_kernel_in_clusters() {
     let name = "a_gpu_without_clusters_gets_no_kernel_in_clusters";
@@ -1155,7 +1156,7 @@ fn a_gpu_without_clusters_gets_no_kernel_in_clusters() {
     }
 }
 
-/// Every size: B, P and the steps of snapshots are a launch's own.
+/// Every size is compiled in, except B, P and the steps of snapshots.
 #[test]
 fn every_size_but_b_and_p_is_told_apart() {
     if elsewhere("every_size_but_b_and_p_is_told_apart").is_some() {
@@ -1197,7 +1198,7 @@ fn every_size_but_b_and_p_is_told_apart() {
         &|s| Box::new(s.gdn_commit()),
         [n, n, n, y, y, y, y],
     );
-    // T is `max_tokens` there.
+    // For packed rows T is `max_tokens`.
     flip(
         "packed",
         &|s| Box::new(s.gdn_packed()),
@@ -1214,7 +1215,7 @@ fn every_size_but_b_and_p_is_told_apart() {
     stand_in.flip("steps", &SIZES.gdn_snapshots(), &other, 0);
 }
 
-/// Which tensors there are, what the gates are, where states go, and which variant.
+/// Optional tensors, kinds of gates, destinations of states, and variants.
 #[test]
 fn every_choice_is_told_apart() {
     if elsewhere("every_choice_is_told_apart").is_some() {
@@ -1232,11 +1233,11 @@ fn every_choice_is_told_apart() {
         flip("write_slots", with(full, |s| s.write_slots = None).into());
         let read_only = States::read_only(sizes.pool()).slots(sizes.rows());
         flip("read-only", read_only.into());
-        // Of the same tensors.
+        // Both have the same tensors.
         let [updated, read] = [plain.slots(sizes.rows()).into(), read_only.into()]
             .map(|states: States<'static>| with(one, |work| work.states = states));
         stand_in.flip("update", &read, &updated, 1);
-        // The pool that is written is named by an address alone.
+        // A kernel only gets the address of the written pool.
         let in_place = with(one, |work| {
             work.states = with(full, |states| states.write_pool = None).into();
         });
@@ -1273,7 +1274,7 @@ fn every_choice_is_told_apart() {
     stand_in.flip("packed", &packed, &dense, 1);
     stand_in.flip("previous", &SIZES.gdn(), &SIZES.gdn_resume(), 1);
 
-    // With the same tensors, where the kinds have them.
+    // Both have the same tensors, if the kinds have them.
     let of = |kind| SIZES.step(SIZES.kda(2, kind), SIZES.update());
     let (softplus, bounded) = (of(SIZES.softplus()), of(SIZES.lower_bound()));
     let of_bound = |lower_bound, a_log, dt_bias| {
@@ -1310,7 +1311,7 @@ fn every_choice_is_told_apart() {
     let given = with(bounded, |work| work.gates.beta_kind = KdaBeta::Given);
     flip("beta", &bounded, &given);
 
-    // What is refused is not taken for what was launched, of the same tensors.
+    // Refused arguments are not confused with launched arguments of the same tensors.
     let gate = SIZES.per_head(2);
     let gdn = SIZES.step(GdnGates::given(gate, gate), SIZES.update());
     let kda = SIZES.step(
@@ -1334,12 +1335,12 @@ fn every_choice_is_told_apart() {
     stand_in.refused("a scale", &SIZES.gdn(), &SIZES.gdn().options(options));
 }
 
-/// A serving loop compiles nothing after its layer is prewarmed, whatever its batch sizes and prompts are.
+/// A serving loop compiles nothing after its layer is prewarmed, for any batch size and any prompt.
 #[test]
 fn a_prewarmed_layer_compiles_nothing() {
     let name = "a_prewarmed_layer_compiles_nothing";
     if elsewhere_with(name, &[HAS_CLUSTERS]).is_some() {
-        // Nor on a GPU without clusters, which has other kernels.
+        // The same on a GPU without clusters, which has other kernels.
         elsewhere(name);
         return;
     }
@@ -1381,7 +1382,7 @@ fn a_prewarmed_layer_compiles_nothing() {
     assert!(most_kernels > 1, "no batch size has another kernel");
 }
 
-/// Prewarms a layer of `tokens`, serves with it, and returns the number of kernels of its decodes.
+/// Prewarms a layer, serves `tokens` with it, and returns the number of kernels of its decodes.
 fn serves_prewarmed<P: Parameters<'static>>(
     stand_in: &StandIn,
     layer: &Layer<'static, P>,
@@ -1437,7 +1438,7 @@ fn serves_prewarmed<P: Parameters<'static>>(
     }
     assert_eq!(library.compiled(), prewarmed);
 
-    // Other drafts are compiled when they come.
+    // Other numbers of drafts are compiled at their first launch.
     let (other, o) = tokens([1, 3]).unwrap();
     launch(&library, &layer.verify(&other, &of_rows(1), o)).unwrap();
     assert_eq!(library.compiled(), prewarmed + 1);

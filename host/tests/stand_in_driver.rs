@@ -1,5 +1,4 @@
-//! Against a stand-in for the driver's library: arguments reach it as they came, and its refusals become
-//! errors that say what to do.
+//! Calls with a stand-in for the driver's library: arguments arrive unchanged, and refusals become errors that say what to do.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
@@ -8,7 +7,7 @@ mod stand_in;
 
 use std::process::Command;
 
-/// What the client prints, where loading PTX gives `load_result`: the same on either driver.
+/// Output of the client if loading PTX returns `load_result`: the same with either driver.
 fn client(load_result: i32) -> String {
     let [old, new] = stand_in::DRIVERS.map(|driver| client_on(driver, load_result));
     assert_eq!(old, new);

@@ -4,14 +4,10 @@
 mod bad_input;
 mod deferred;
 mod engine;
+mod entries;
 mod families;
-mod gdn_decode;
-mod gdn_mtp;
-mod kda_recurrent;
 mod laws;
-mod layer;
 mod models;
 mod prefill;
-mod recurrent;
 mod select;
 mod slots;

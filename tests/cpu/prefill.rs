@@ -1,42 +1,19 @@
-//! Prefills against the reference: every entry on every backend, over random problems: ragged rows, positions,
-//! checkpoints, with and without a convolution and a norm.
+//! Prefills of what is rare among random problems against the reference.
 
 use gated_delta::{Activation, DType, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
-use gated_delta_kernels::for_each_entry;
-use gated_delta_test_support::compare::check_everywhere;
+use gated_delta_test_support::backend::{MACHINES, Turns};
+use gated_delta_test_support::compare::{assert_close, check_everywhere, norm, reference};
 use gated_delta_test_support::layout::Layout;
-use gated_delta_test_support::problem::Change;
+use gated_delta_test_support::problem::{Change, Sizes};
 use gated_delta_test_support::spec::{ConvChoice, Family, Magnitude, NormChoice, Spec};
 
-/// GDN's.
-mod gdn {
-    use super::for_each_entry;
-
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(gdn_prefill: $($table)*); };
+/// Log decays and betas as they are.
+fn given(operator: Operator) -> GateKind {
+    match operator {
+        Operator::Gdn => GateKind::Given,
+        Operator::Kda => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
     }
-    for_each_entry!(entries);
-}
-
-/// KDA's.
-mod kda {
-    use super::for_each_entry;
-
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(kda_prefill: $($table)*); };
-    }
-    for_each_entry!(entries);
-}
-
-/// What both have.
-mod both {
-    use super::for_each_entry;
-
-    macro_rules! entries {
-        ($($table:tt)*) => { gated_delta_test_support::differential_tests!(prefill: $($table)*); };
-    }
-    for_each_entry!(entries);
 }
 
 /// Where nothing decays and tokens reflect the state, along keys that a SiLU makes alike, what they add to it cancels, and
@@ -51,10 +28,7 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
             batch: 1,
             tokens: 200,
             heads: 1,
-            gates: match family.operator {
-                Operator::Gdn => GateKind::Given,
-                Operator::Kda => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
-            },
+            gates: given(family.operator),
             conv: Some(ConvChoice {
                 taps: 3,
                 bias: true,
@@ -73,6 +47,57 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
             beta.values.fill(2.0);
         });
         check_everywhere(&reflected.case(&spec.form), None);
+    }
+}
+
+/// Keys that repeat and do not decay, with a β of 1 or 2: what cancels among the tokens of a piece leaves results as near as they are
+/// elsewhere.
+#[test]
+fn keys_that_repeat_leave_results_as_near() {
+    /// Of o and of states, as parts of their norms.
+    const MOST: [f64; 2] = [2.5e-3, 2e-3];
+    for family in Family::prefills() {
+        let of_one_kind = (family.dim, family.state, family.layout);
+        if of_one_kind != (128, DType::F32, StateLayout::KLast) {
+            continue;
+        }
+        let turns = Turns::of_machines();
+        for (machine, beta) in (0..MACHINES.len()).flat_map(|i| [(i, 1.0), (i, 2.0)]) {
+            let mut spec = Spec {
+                batch: 1,
+                tokens: 130,
+                heads: 1,
+                ratio: 1,
+                gates: given(family.operator),
+                seed: machine as u64,
+                ..Spec::plain(family)
+            };
+            spec.form.qkvo[3] = DType::F32;
+            let problem = spec.problem().map_gates(|log_decay, of_token| {
+                log_decay.values.fill(0.0);
+                of_token.values.fill(beta);
+            });
+            let problem = problem.each(|name, array| {
+                if name == "k" {
+                    let first = array.values[..family.dim].to_vec();
+                    let keys = array.values.iter_mut().zip(first.iter().cycle());
+                    keys.for_each(|(k, first)| *k = first + 0.01 * *k);
+                }
+            });
+            let case = problem.case(&spec.form);
+            let (o, states) = reference(&case, &case.floats(&case.as_klast(&case.pool)));
+            turns.next(|backend| {
+                let after = backend.run(&case, None);
+                let written = after.as_klast(after.written_pool());
+                for ((what, view), (exact, most)) in [("o", after.o()), ("states", &written)]
+                    .into_iter()
+                    .zip([&o, &states].into_iter().zip(MOST))
+                {
+                    let allowed = most * norm(exact);
+                    assert_close(what, &after.floats(view), exact, DType::F32, allowed);
+                }
+            });
+        }
     }
 }
 

@@ -127,7 +127,6 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize, ratio: usize)
     );
     let (over_after, up_to_after) = (backend.run(&over, None), backend.run(&up_to, None));
     check(&over, &over_after);
-    check(&up_to, &up_to_after);
     assert!(
         take(&over_after.o_bits(), &over.o().dims, 0, &rows) == up_to_after.o_bits(),
         "o differs"
@@ -149,11 +148,15 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize, ratio: usize)
     }
 }
 
-/// Rows of at most 64 tokens: from more than 132 value heads on a block has two.
+/// Rows of at most 64 tokens: from more than 132 value heads on a block has two, where a query/key head has an even number of them. Of
+/// either layout one dtype.
 #[test]
 fn results_are_the_same_with_two_heads_a_block() {
-    let families = Family::prefills().into_iter();
-    for family in families.filter(|it| it.dim == 128 && it.operator == Operator::Gdn) {
+    let mut families = Family::prefills();
+    families.retain(|it| it.dim == 128 && it.operator == Operator::Gdn);
+    families.retain(|it| it.state == DType::F32 || it.state == DType::Bf16);
+    families.retain(|it| (it.state == DType::F32) == (it.layout == StateLayout::KLast));
+    for family in families {
         let family = Family {
             layer: false,
             ..family
@@ -161,13 +164,18 @@ fn results_are_the_same_with_two_heads_a_block() {
         for backend in backends() {
             println!("{family:?}, {}", backend.name());
             both_sides(backend, family, 66, 2);
+            both_sides(backend, family, 44, 3);
         }
     }
 }
 
+/// Of one family of each kind: that all entries of a family have the same bits is known of each of them.
 #[test]
 fn results_are_the_same_on_both_sides_of_each_threshold() {
-    on_threads(thresholds(), |&(family, threshold)| {
+    let kinds = Family::of_each_kind();
+    let mut thresholds = thresholds().to_vec();
+    thresholds.retain(|(family, _)| kinds.contains(family));
+    on_threads(&thresholds, |&(family, threshold)| {
         for backend in backends() {
             println!("{family:?} at {threshold} heads, {}", backend.name());
             both_sides(backend, family, threshold, 1);

@@ -13,7 +13,7 @@
 #   JOBS=n                        processes at a time
 #   SHARDS=n                      processes that share the launches of tests-sanitizer, for each sanitizer
 #   LIMIT=seconds                 a process that takes longer is ended, and has failed
-#   RUST_TEST_THREADS=n           threads of a process; PROPTEST_CASES and the like reach the tests too
+#   RUST_TEST_THREADS=n           threads of a process; GATED_DELTA_DEPTH and the like reach the tests too
 #
 # A single test: tests/tests-cpu laws::rows::NAME, with CUDA_CACHE_PATH=$PWD/cache to find what was compiled.
 # Prints a line per process as it ends, then what examples printed, the logs of what failed, and totals; all logs are in
@@ -31,7 +31,7 @@ unset CUDA_CACHE_DISABLE
 export GATED_DELTA_SIMULATOR=${GATED_DELTA_SIMULATOR:-0}
 
 # Longest first.
-LONGEST=(tests-sanitizer tests-plans tests-engine tests-families tests-laws tests-replays tests-layer tests-large_pool
+LONGEST=(tests-sanitizer tests-plans tests-engine tests-families tests-laws tests-replays tests-entries tests-large_pool
     tests-deferred tests-prefill cli-cli)
 # Binaries of many modules, each of which is a process.
 MODULES=(tests-cpu tests-gpu)

@@ -25,7 +25,7 @@ const HANGS: &str = "[[ \" $* \" == *\" --list \"* ]] && exit; sleep 100";
 /// A binary with two top-level modules; one has a test that takes all memory.
 const MODULES: &str = r#"
 if [[ " $* " == *" --list "* ]]; then
-    for test in layer::a faults::b faults::out_of_memory laws::layer::a; do
+    for test in entries::a faults::b faults::out_of_memory laws::entries::a; do
         [[ $# == 1 || $test == *"$2"* ]] && echo "$test: test"
     done
     exit
@@ -117,14 +117,14 @@ fn modules_are_processes_and_what_takes_all_memory_runs_alone() {
     let bundle = bundle(&[("a", PASSES), ("tests-cpu", MODULES)]);
     let (status, text) = run(&bundle, &[], &["list"]);
     assert_eq!(status, Some(0), "{text}");
-    assert_eq!(text, "tests-laws\ntests-layer\na\ntests-faults\n");
+    assert_eq!(text, "tests-laws\ntests-entries\na\ntests-faults\n");
     let (status, text) = run(&bundle, &[], &[]);
     assert_eq!(status, Some(0), "{text}");
     assert!(line(&text, "plain").starts_with("plain 6 processes, 0 failed; 6 tests passed;"));
     // Exact names: the filter `layer` of libtest would also match the tests in `laws::layer`.
     let wanted = [
-        ("tests-layer", "--exact layer::a"),
-        ("tests-laws", "--exact laws::layer::a"),
+        ("tests-entries", "--exact entries::a"),
+        ("tests-laws", "--exact laws::entries::a"),
         ("tests-faults", "--exact faults::b"),
         (
             "tests-faults-out_of_memory",
@@ -143,20 +143,20 @@ fn modules_are_processes_and_what_takes_all_memory_runs_alone() {
             .contains("tests-faults-out_of_memory")
     );
 
-    let (_, text) = run(&bundle, &[], &["tests-layer", "a"]);
+    let (_, text) = run(&bundle, &[], &["tests-entries", "a"]);
     assert!(line(&text, "plain").starts_with("plain 2 processes, 0 failed; 3 tests passed;"));
     let (_, text) = run(&bundle, &[], &["tests-cpu"]);
     assert!(line(&text, "plain").starts_with("plain 4 processes, 0 failed; 4 tests passed;"));
-    let (_, text) = run(&bundle, &["FILTER=layer"], &["tests-cpu"]);
+    let (_, text) = run(&bundle, &["FILTER=entries"], &["tests-cpu"]);
     assert!(line(&text, "plain").starts_with("plain 2 processes, 0 failed; 2 tests passed;"));
-    assert_eq!(run(&bundle, &["FILTER=b"], &["tests-layer"]).0, Some(2));
+    assert_eq!(run(&bundle, &["FILTER=b"], &["tests-entries"]).0, Some(2));
     let (_, text) = run(
         &bundle,
         &["SANITIZE=memcheck", "FILTER=a"],
-        &["tests-layer"],
+        &["tests-entries"],
     );
     assert!(line(&text, "memcheck").starts_with("memcheck 1 processes, 0 failed; 1 tests passed;"));
-    assert!(log(&bundle, "memcheck-tests-layer").contains("entries kinds\n"));
+    assert!(log(&bundle, "memcheck-tests-entries").contains("entries kinds\n"));
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn a_record_becomes_tables_figures_and_json() {
     for part in [
         "gdn_decode qwen3-next",
         "2.50",
-        "E::gdn_decode_klast_bf16_k128_tile16",
+        "gdn gdn_decode klast bf16 k128  *:tile16",
         "1 cells won",
         "-update.svg",
     ] {

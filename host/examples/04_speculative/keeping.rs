@@ -1,4 +1,4 @@
-//! Five ways to keep the states, and the windows, that drafts may yet be rejected from.
+//! Five ways to keep states and windows until drafts are accepted or rejected.
 
 use std::mem;
 
@@ -15,41 +15,42 @@ use crate::model::{Model, Shape, TAPS, Tokens};
 /// A way to keep states and windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Each step writes what is there after every token to buffers; the next one starts from the accepted of them.
+    /// Each step writes the state and the window after every token to buffers. The next step starts from those of the last
+    /// accepted token.
     Snapshots,
-    /// Every token of a row has a slot of the pool for its state, and the first one a wide window for all.
+    /// Every token of a row has a pool slot for its state. The first of them has a wide window for all tokens.
     TokenSlots,
-    /// A step writes nothing; then the accepted tokens are replayed into the pools.
+    /// A step writes nothing. A commit then advances the pools by the accepted tokens.
     Commit,
-    /// A step first commits what was accepted of the last one: one launch, one state read and one written.
+    /// A step first commits the accepted tokens of the last step: one launch, one state read and one written.
     Resume,
-    /// States and windows wait: tokens stay in rings beside them, of which the accepted are counted, and are folded in once there is
-    /// no room for more.
+    /// Deferred write-back: tokens are kept in rings, of which only the accepted ones are counted. A flush adds them to states
+    /// and windows when a ring has no room for more.
     Wait,
 }
 
 impl Way {
-    /// Those that keep a state after each token: token by token, whatever the states are.
+    /// Ways that keep the state after each token. They compute token by token, whatever the dtype of the states.
     pub const AFTER_EACH: [Self; 2] = [Self::Snapshots, Self::TokenSlots];
 
-    /// Those that keep one: of 16-bit states the tokens at once, of f32 ones token by token.
+    /// Ways that keep one state. They compute all tokens at once for 16-bit states, and token by token for f32.
     pub const AFTER_THE_LAST: [Self; 2] = [Self::Commit, Self::Resume];
 }
 
-/// A state and a window in each of P slots.
+/// P slots of a state and a window each.
 pub struct Slots<S> {
     shape: Shape,
     slots: usize,
-    /// Inputs of a channel's window: W - 1, or more of them.
+    /// Inputs per channel of a window: W - 1, or more.
     inputs: usize,
-    /// `[P, HV, V, K]`
+    /// `[P, HV, V, K]`.
     states: Buffer<S>,
-    /// `[P, D, inputs]`, of the dtype of x: windows are copies of it.
+    /// `[P, D, inputs]`, in the dtype of x: windows are copies of it.
     windows: Buffer<f32>,
 }
 
 impl<S: DeviceElement + Pod> Slots<S> {
-    /// Zeros.
+    /// States and windows of zeros.
     pub fn new(engine: &Engine, shape: Shape, slots: usize, inputs: usize) -> Result<Self> {
         let state = shape.values() * shape.dim;
         Ok(Self {
@@ -61,7 +62,7 @@ impl<S: DeviceElement + Pod> Slots<S> {
         })
     }
 
-    /// Views of both.
+    /// Views of states and windows.
     pub fn views(&mut self) -> Result<[Tensor<'_>; 2], Error> {
         let (slots, shape) = (self.slots, self.shape);
         let states = [slots, shape.value_heads, shape.dim, shape.dim];
@@ -72,7 +73,7 @@ impl<S: DeviceElement + Pod> Slots<S> {
         ])
     }
 
-    /// The windows that begin at these slots and columns, `[D, W - 1]` each.
+    /// The windows `[D, W - 1]` that begin at these slots and columns.
     pub fn windows_at(&self, places: &[[usize; 2]]) -> Result<Vec<Vec<f32>>> {
         let (all, of_slot) = (self.windows.read()?, self.shape.channels() * self.inputs);
         let window = |&[slot, column]: &[usize; 2]| {
@@ -88,37 +89,37 @@ impl<S: DeviceElement + Pod> Slots<S> {
 pub struct Keeping<S> {
     way: Way,
     dims: [usize; 2],
-    /// With snapshots and token slots a slot for each token, otherwise one for each row.
+    /// With snapshots and token slots one slot per token, otherwise one per row.
     pool: Slots<S>,
-    /// `[B, T, …]`: what snapshots are written to next.
+    /// Destination of the next snapshots, `[B, T, …]`.
     spare: Slots<S>,
-    /// `[B]`: slot of a row.
+    /// Slot of each row, `[B]`.
     slots: Buffer<i32>,
-    /// `[B, T]`: slot of a token.
+    /// Slot of each token, `[B, T]`.
     token_slots: Buffer<i32>,
-    /// `[B]`: tokens of the last step that were accepted.
+    /// Accepted tokens of the last step, `[B]`.
     accepted: Buffer<i32>,
     rings: Option<Rings>,
 }
 
-/// What tokens leave beside states that wait.
+/// Rings of pending tokens.
 struct Rings {
     /// N and R.
     sizes: [usize; 2],
-    /// `[P, H, R, K]`
+    /// `[P, H, R, K]`.
     keys: Buffer<f32>,
-    /// `[P, HV, R, V]`
+    /// `[P, HV, R, V]`.
     updates: Buffer<f32>,
-    /// `[P, HV, R]`
+    /// `[P, HV, R]`.
     decays: Buffer<f32>,
-    /// `[P, R, D]`
+    /// `[P, R, D]`.
     inputs: Buffer<f32>,
-    /// `[B]`: tokens of each row that are pending, and the entry of the first.
+    /// Number of pending tokens of each row, and the ring entry of the first, `[B]` each.
     counts: [Buffer<i32>; 2],
 }
 
 impl Rings {
-    /// Full of NaN, with nothing pending.
+    /// Rings full of NaN, without pending tokens.
     fn new(engine: &Engine, shape: Shape, [rows, tokens]: [usize; 2]) -> Result<Self> {
         let entries = MAX_PENDING_DRAFTS + tokens;
         let of = |width: usize| engine.buffer(&vec![f32::NAN; rows * entries * width]);
@@ -133,7 +134,7 @@ impl Rings {
         })
     }
 
-    /// As a step takes them.
+    /// The rings and counts for a step.
     fn pending(&mut self, shape: Shape, rows: usize) -> Result<Pending<'_>, Error> {
         let [most, entries] = self.sizes;
         let rings = [
@@ -150,7 +151,7 @@ impl Rings {
         Ok(pending.most(most).inputs(inputs))
     }
 
-    /// Counts those of a step of `tokens` tokens that are accepted: all that there is to a rejection.
+    /// Counts the accepted tokens of a step of `tokens` tokens. A rejection needs nothing else.
     fn count(&mut self, accepted: &[i32], tokens: usize) -> Result<()> {
         let [len, base] = [self.counts[0].read()?, self.counts[1].read()?];
         let counted = len
@@ -168,7 +169,7 @@ impl Rings {
 }
 
 impl<S: DeviceElement + Pod> Keeping<S> {
-    /// Zero states and windows.
+    /// States and windows of zeros.
     pub fn new(
         engine: &Engine,
         shape: Shape,
@@ -178,11 +179,11 @@ impl<S: DeviceElement + Pod> Keeping<S> {
         let with = |steps: usize, inputs: usize| Slots::new(engine, shape, rows * steps, inputs);
         let (steps, inputs, spare) = match way {
             Way::Snapshots => (tokens, TAPS - 1, tokens),
-            // The window that a step starts from, less its oldest input, and then what its tokens bring.
+            // The window that a step starts from without its oldest input, and the inputs of the step's tokens.
             Way::TokenSlots => (tokens, TAPS - 2 + tokens, 0),
             Way::Commit | Way::Resume | Way::Wait => (1, TAPS - 1, 0),
         };
-        // The first step starts from the first state of a row, and has no last step to commit.
+        // The first step starts from a row's first state, and has no last step to commit.
         let accepted = if way == Way::Resume { 0 } else { 1 };
         Ok(Self {
             way,
@@ -199,7 +200,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
         })
     }
 
-    /// Enqueues the verify of `step`, whose outputs go to `o`. `last` are the tokens of the step before.
+    /// Enqueues the verify `step` with the outputs `o`. `last` are the tokens of the previous step.
     pub fn verify(
         &mut self,
         engine: &Engine,
@@ -237,11 +238,11 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             }
             _ => {}
         }
-        // SAFETY: the buffers outlive the engine's wait, and every row has slots of its own.
+        // SAFETY: the buffers outlive the engine's wait, and no two rows have one slot.
         unsafe { engine.library.launch(engine.stream(), &step) }
     }
 
-    /// The first `accepted[b]` tokens of each row of `step` hold; the next step starts from there.
+    /// Accepts the first `accepted[b]` tokens of each row of `step`; the next step starts from there.
     pub fn accept(
         &mut self,
         engine: &Engine,
@@ -262,7 +263,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
                 let layer = model.layer(pool, windows)?;
                 let (last, keep) = (step.projection(&layer)?, self.accepted.tensor(&[rows])?);
                 let commit = layer.commit(&last, keep, &Rows::new(self.slots.tensor(&[rows])?));
-                // SAFETY: the buffers outlive the wait, and every row has a slot of its own.
+                // SAFETY: the buffers outlive the wait, and no two rows have one slot.
                 unsafe { engine.library.launch(engine.stream(), &commit) }?;
                 engine.synchronize()
             }
@@ -270,12 +271,12 @@ impl<S: DeviceElement + Pod> Keeping<S> {
                 Some(rings) => rings.count(accepted, tokens),
                 None => Ok(()),
             },
-            // The next step does it.
+            // The next step uses the accepted tokens.
             Way::TokenSlots | Way::Resume => Ok(()),
         }
     }
 
-    /// How many of the accepted tokens of each row are not in its state and window yet.
+    /// Number of accepted tokens of each row that are not yet in its state and window.
     pub fn waiting(&self) -> Result<Vec<usize>> {
         let len = match &self.rings {
             Some(rings) => rings.counts[0].read()?,
@@ -284,7 +285,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
         Ok(len.into_iter().map(|len| len as usize).collect())
     }
 
-    /// The window of each row, where the next step, or commit, finds it.
+    /// The window of each row that the next step or commit starts from.
     pub fn windows(&self) -> Result<Vec<Vec<f32>>> {
         let (slots, accepted) = (self.slots.read()?, self.accepted.read()?);
         let places: Vec<[usize; 2]> = slots
@@ -299,7 +300,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
     }
 }
 
-/// `index` of each of `len` elements.
+/// `len` indices: `index(i)` for each i.
 fn indices(len: usize, index: impl Fn(usize) -> usize) -> Vec<i32> {
     (0..len).map(|element| index(element) as i32).collect()
 }

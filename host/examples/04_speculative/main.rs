@@ -1,10 +1,11 @@
-//! Speculative decoding: draft, verify, accept, resume, of a whole layer on its projection as it comes: convolution,
-//! recurrence and gated norm in one launch. Four ways to keep the states and windows of drafts give, with f32 states, the result of
-//! plain decoding, bit for bit. With bf16 states two of them take the tokens at once, as the library chooses, and agree with each
-//! other, with the other two to rounding; so does a fifth, which lets states wait. Without a GPU, in the simulator.
+//! Speculative decoding (draft, verify, accept, resume) with a whole layer on its projection's output: convolution, recurrence
+//! and gated norm in one launch. With f32 states, four ways to keep the states and windows of drafts give the result of plain
+//! decoding, bit for bit. With bf16 states two of them compute all tokens at once, as the library chooses. These two agree bit
+//! for bit, and with the other two up to rounding. So does a fifth way, deferred write-back. Without a GPU the example runs in
+//! the simulator.
 //!
-//! A step verifies T tokens of every row: the last one that is certain, and T - 1 drafts. The output of each says which
-//! token is next; drafts are accepted up to the first that is another, and what is next there becomes certain.
+//! A step verifies T tokens of every row: the last certain token, and T - 1 drafts. The output of each token gives the next one.
+//! Drafts are accepted up to the first one that differs, and the token in its place becomes certain.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -23,16 +24,16 @@ use half::bf16;
 use keeping::{Keeping, Slots, Way};
 use model::{Drafter, Model, Sequence, Shape, TAPS, Tokens, VOCABULARY};
 
-/// The prompt of each row: B tokens.
+/// The prompt of each of B rows: one token.
 const PROMPTS: [usize; 3] = [1, 17, 40];
 
-/// T
+/// T.
 const TOKENS: usize = 4;
 
-/// How many tokens to decode.
+/// Number of tokens to decode.
 const LENGTH: usize = 32;
 
-/// Most of the error of an output, in its norm, where bf16 states are rounded at other tokens than in plain decoding.
+/// Tolerance of an output, relative to its norm, if bf16 states are rounded after other tokens than in plain decoding.
 const ROUNDED_TOLERANCE: f32 = 5e-2;
 
 fn main() -> Result<()> {
@@ -84,7 +85,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Token by token: one decode for each.
+/// Plain decoding: one decode per token.
 fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<Sequence>> {
     let (rows, shape) = (PROMPTS.len(), model.shape);
     let mut sequences = PROMPTS.map(Sequence::new);
@@ -126,7 +127,7 @@ fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<
     Ok(sequences.to_vec())
 }
 
-/// The loop: draft, verify, accept.
+/// The speculative loop: draft, verify, accept.
 fn speculate<S: DeviceElement + Pod>(
     engine: &Engine,
     model: &Model,
@@ -177,7 +178,7 @@ fn speculate<S: DeviceElement + Pod>(
         let waiting = states.waiting()?;
         for (row, window) in states.windows()?.into_iter().enumerate() {
             let tokens = match way {
-                // What is accepted now, the next step commits.
+                // The next step commits the tokens that are accepted now.
                 Way::Resume => before[row],
                 _ => sequences[row].outputs.len() - waiting[row],
             };
@@ -190,7 +191,7 @@ fn speculate<S: DeviceElement + Pod>(
     Ok(sequences.to_vec())
 }
 
-/// The first `LENGTH` tokens and outputs are the same, bit for bit, and so are the windows.
+/// Checks that the first `LENGTH` tokens, their outputs and the windows are equal, bit for bit.
 fn same(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     for (row, (got, wanted)) in rows.iter().zip(wanted).enumerate() {
         for (token, (got, wanted)) in got
@@ -216,7 +217,7 @@ fn same(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     Ok(())
 }
 
-/// Windows after the same tokens are the same, bit for bit: they are copies.
+/// Checks that windows after the same tokens are equal, bit for bit: they are copies of inputs.
 fn same_windows(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     for (row, (got, wanted)) in rows.iter().zip(wanted).enumerate() {
         let mut compared = 0;
@@ -237,7 +238,7 @@ fn same_windows(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     Ok(())
 }
 
-/// Outputs are near those of plain decoding for as long as both have the same tokens.
+/// Checks that outputs are near those of plain decoding for as long as the tokens are the same.
 fn near(rows: &[Sequence], plain: &[Sequence]) -> Result<()> {
     let (mut worst, mut compared) = (0.0, 0);
     for (row, (got, plain)) in rows.iter().zip(plain).enumerate() {

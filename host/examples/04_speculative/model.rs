@@ -1,4 +1,4 @@
-//! A language model of one GDN layer: a token is its projection, and the next token is read off the layer's output.
+//! A language model of one GDN layer. A token is embedded as its projection, and the layer's output gives the next token.
 
 use std::collections::BTreeMap;
 
@@ -11,47 +11,47 @@ use rand::{RngExt, SeedableRng};
 use crate::common::engine::{Buffer, Engine};
 use crate::common::uniform;
 
-/// Tokens that there are.
+/// Number of different tokens.
 pub const VOCABULARY: usize = 64;
 
-/// W
+/// W.
 pub const TAPS: usize = 4;
 
-/// Of the norm.
+/// Epsilon of the norm.
 const EPS: f32 = 1e-6;
 
-/// One in so many drafts is wrong.
+/// One in this number of drafts is wrong.
 const DRAFTS_PER_ERROR: u32 = 3;
 
 /// The sizes of the layer, with K = V.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// H
+    /// H.
     pub heads: usize,
-    /// HV
+    /// HV.
     pub value_heads: usize,
-    /// K and V
+    /// K and V.
     pub dim: usize,
 }
 
 impl Shape {
-    /// D: channels of q, k and v.
+    /// D: number of channels of q, k and v.
     pub fn channels(self) -> usize {
         (2 * self.heads + self.value_heads) * self.dim
     }
 
-    /// Elements of an output.
+    /// Number of elements of an output.
     pub fn values(self) -> usize {
         self.value_heads * self.dim
     }
 
-    /// Elements of a token's projection: x, z, b and a.
+    /// Number of elements of a token's projection: x, z, b and a.
     fn width(self) -> usize {
         self.channels() + self.values() + 2 * self.value_heads
     }
 }
 
-/// Weights: f32 throughout, so that no output is rounded.
+/// Weights, all in f32, so that no output is rounded.
 pub struct Model {
     /// Sizes of the layer.
     pub shape: Shape,
@@ -59,13 +59,13 @@ pub struct Model {
     projections: Vec<f32>,
     /// `[VOCABULARY, HV, V]`, on the host.
     head: Vec<f32>,
-    /// `[D, W]`
+    /// `[D, W]`.
     conv: Buffer<f32>,
-    /// `[V]`
+    /// `[V]`.
     norm: Buffer<f32>,
-    /// `[HV]`
+    /// `[HV]`.
     a_log: Buffer<f32>,
-    /// `[HV]`
+    /// `[HV]`.
     dt_bias: Buffer<f32>,
 }
 
@@ -110,7 +110,7 @@ impl Model {
         GdnLayer::new(weights, pool, windows, Options::default())
     }
 
-    /// The most likely token after one whose output is `o`, `[HV, V]`.
+    /// The most likely token after a token with the output `o`, `[HV, V]`.
     pub fn next(&self, o: &[f32]) -> usize {
         let logit = |token: usize| -> f32 {
             let weights = &self.head[token * o.len()..][..o.len()];
@@ -127,16 +127,16 @@ impl Model {
     }
 }
 
-/// T tokens of each of B rows in an engine's memory, as the layer's projection leaves them.
+/// T tokens of each of B rows, projected, in an engine's memory.
 pub struct Tokens {
     dims: [usize; 2],
     shape: Shape,
-    /// `[B, T, D + HV·V + 2·HV]`: of each token x (its q, k and v before the convolution), z, b and a.
+    /// The projection's output, `[B, T, D + HV·V + 2·HV]`: x (q, k and v before the convolution), z, b and a of each token.
     projection: Buffer<f32>,
 }
 
 impl Tokens {
-    /// Room for `tokens` tokens of each of `rows` rows, full of NaN.
+    /// Memory for `tokens` tokens of each of `rows` rows, full of NaN.
     pub fn room(engine: &Engine, model: &Model, rows: usize, tokens: usize) -> Result<Self> {
         let shape = model.shape;
         Ok(Self {
@@ -146,7 +146,7 @@ impl Tokens {
         })
     }
 
-    /// Looks `tokens`, `[B, T]`, up.
+    /// Writes the projections of `tokens`, `[B, T]`.
     pub fn embed(&mut self, model: &Model, tokens: &[usize]) -> Result<()> {
         let width = self.shape.width();
         let row = |&token: &usize| &model.projections[token * width..][..width];
@@ -154,33 +154,33 @@ impl Tokens {
         self.projection.write(&rows.concat())
     }
 
-    /// As the layer's projection leaves them.
+    /// Views of the projection's output for a step.
     pub fn projection<'a>(&'a self, layer: &GdnLayer<'a>) -> Result<Projection<'a>, Error> {
         let [rows, tokens] = self.dims;
         let row = [rows, tokens, self.shape.width()];
         layer.projection(self.projection.tensor(&row)?)
     }
 
-    /// `[B, T, HV, V]`: a tensor for their outputs.
+    /// A tensor for the outputs, `[B, T, HV, V]`.
     pub fn output<'a>(&self, o: &'a mut Buffer<f32>) -> Result<Tensor<'a>, Error> {
         let ([rows, tokens], shape) = (self.dims, self.shape);
         o.tensor_mut(&[rows, tokens, shape.value_heads, shape.dim])
     }
 }
 
-/// A sequence, with the output that each token but the first was read off.
+/// A sequence, with the output that gave each token but the first.
 #[derive(Clone)]
 pub struct Sequence {
-    /// The prompt's only token, and what was decoded.
+    /// The prompt's only token, and the decoded tokens.
     pub tokens: Vec<usize>,
-    /// `[tokens - 1, HV, V]`
+    /// `[tokens - 1, HV, V]`.
     pub outputs: Vec<Vec<f32>>,
-    /// `[D, W - 1]`: the window after so many tokens, where it was looked at.
+    /// Some windows `[D, W - 1]`, by the number of tokens before them.
     pub windows: BTreeMap<usize, Vec<f32>>,
 }
 
 impl Sequence {
-    /// The prompt.
+    /// A sequence of the prompt alone.
     pub fn new(token: usize) -> Self {
         Self {
             tokens: vec![token],
@@ -189,7 +189,7 @@ impl Sequence {
         }
     }
 
-    /// Appends what `model` makes of an output, and returns it.
+    /// Appends the token that `model` derives from an output, and returns the token.
     pub fn push(&mut self, model: &Model, o: &[f32]) -> usize {
         let token = model.next(o);
         self.tokens.push(token);
@@ -203,9 +203,9 @@ impl Sequence {
     }
 }
 
-/// Stands in for a draft model: it has seen what plain decoding makes of each row, and errs now and then.
+/// Replaces a draft model: it knows the result of plain decoding, and is wrong now and then.
 pub struct Drafter<'a> {
-    /// What plain decoding makes of each row.
+    /// The result of plain decoding for each row.
     pub plain: &'a [Sequence],
 }
 

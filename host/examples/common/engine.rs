@@ -1,4 +1,4 @@
-//! The part of an engine that owns memory and a stream: on a GPU, or in host memory for the simulator.
+//! The part of an engine that owns memory and a stream, on a GPU or, for the simulator, in host memory.
 
 use std::marker::PhantomData;
 
@@ -7,22 +7,22 @@ use bytemuck::Pod;
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
 use gated_delta::{DeviceElement, Error, Library, StreamRef, Tensor};
 
-/// Kernels, and a stream to launch them on.
+/// A library, and a stream to launch on.
 pub struct Engine {
-    /// The kernels of this place.
+    /// The kernels of the GPU or the simulator.
     pub library: Library,
     stream: Option<Stream>,
 }
 
 impl Engine {
-    /// On a GPU.
+    /// An engine on a GPU.
     pub fn on(device: Device) -> Result<Self> {
         let context = Context::primary(device)?;
         let (library, stream) = (Library::new(&context), Some(Stream::new(&context)?));
         Ok(Self { library, stream })
     }
 
-    /// On the first GPU, or where there is none in the simulator; and whether it is there.
+    /// An engine on the first GPU, or in the simulator if there is no GPU; whether it is the simulator.
     pub fn first() -> Result<(Self, bool)> {
         Ok(match super::gpu()? {
             Some(device) => (Self::on(device)?, false),
@@ -33,7 +33,7 @@ impl Engine {
         })
     }
 
-    /// In the simulator.
+    /// An engine in the simulator.
     pub fn simulated() -> Self {
         Self {
             library: Library::simulator(),
@@ -41,14 +41,14 @@ impl Engine {
         }
     }
 
-    /// Where launches go.
+    /// The stream for launches.
     pub fn stream(&self) -> StreamRef<'_> {
         self.stream
             .as_ref()
             .map_or(StreamRef::default_stream(), Stream::as_ref)
     }
 
-    /// The stream of a GPU.
+    /// The stream, if the engine is on a GPU.
     pub fn gpu_stream(&self) -> Option<&Stream> {
         self.stream.as_ref()
     }
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// A copy of `data` in this engine's memory.
+    /// Copies `data` to the engine's memory.
     pub fn buffer<T: Pod>(&self, data: &[T]) -> Result<Buffer<T>> {
         Ok(match self.library.context() {
             Some(context) => Buffer::Device(DeviceMemory::from_slice(context, data)?, PhantomData),
@@ -70,16 +70,16 @@ impl Engine {
     }
 }
 
-/// Memory of an engine.
+/// An allocation of an engine.
 pub enum Buffer<T> {
-    /// Of a GPU.
+    /// GPU memory.
     Device(DeviceMemory, PhantomData<T>),
-    /// For the simulator.
+    /// Host memory, for the simulator.
     Host(Vec<T>),
 }
 
 impl<T: DeviceElement + Pod> Buffer<T> {
-    /// A tensor at its start, read only.
+    /// A read-only tensor at the start of the buffer.
     pub fn tensor(&self, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         match self {
             Self::Device(memory, _) => memory.tensor(T::DTYPE, dims),
@@ -87,7 +87,7 @@ impl<T: DeviceElement + Pod> Buffer<T> {
         }
     }
 
-    /// A tensor at its start, for kernels to write.
+    /// A writable tensor at the start of the buffer.
     pub fn tensor_mut(&mut self, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         match self {
             Self::Device(memory, _) => memory.tensor_mut(T::DTYPE, dims),
@@ -95,7 +95,7 @@ impl<T: DeviceElement + Pod> Buffer<T> {
         }
     }
 
-    /// Its contents, once the engine has waited for what writes them.
+    /// Contents of the buffer. Every launch that writes it must have ended.
     pub fn read(&self) -> Result<Vec<T>> {
         match self {
             Self::Device(memory, _) => {
@@ -107,7 +107,7 @@ impl<T: DeviceElement + Pod> Buffer<T> {
         }
     }
 
-    /// Overwrites its start, while no launch that uses it is under way.
+    /// Overwrites the start of the buffer. No launch may be using it.
     pub fn write(&mut self, data: &[T]) -> Result<()> {
         match self {
             Self::Device(memory, _) => memory.write(data)?,

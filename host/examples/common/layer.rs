@@ -7,7 +7,7 @@ use half::bf16;
 use super::engine::{Buffer, Engine};
 use super::{Inputs, Rows, Shape};
 
-/// An [`Inputs`] in an engine's memory, with its [`Rows`].
+/// Copies of [`Inputs`] and [`Rows`] in an engine's memory.
 pub struct Layer {
     shape: Shape,
     q: Buffer<bf16>,
@@ -17,16 +17,16 @@ pub struct Layer {
     b: Buffer<bf16>,
     a_log: Buffer<f32>,
     dt_bias: Buffer<f32>,
-    /// `[P, HV, V, K]`
+    /// `[P, HV, V, K]`.
     pub states: Buffer<f32>,
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     pub o: Buffer<bf16>,
     slots: Buffer<i32>,
     cu_seqlens: Option<Buffer<i32>>,
 }
 
 impl Layer {
-    /// Copies `inputs` and `rows`.
+    /// Copies `inputs` and `rows` to the engine's memory.
     pub fn new(engine: &Engine, inputs: &Inputs, rows: &Rows) -> Result<Self> {
         let bounds = rows.cu_seqlens.as_ref();
         Ok(Self {
@@ -45,7 +45,7 @@ impl Layer {
         })
     }
 
-    /// Changes what rows there are, and sets the outputs back to NaN.
+    /// Replaces the rows, and resets the outputs to NaN.
     pub fn set_rows(&mut self, inputs: &Inputs, rows: &Rows) -> Result<()> {
         self.slots.write(&rows.slots)?;
         if let (Some(buffer), Some(bounds)) = (&mut self.cu_seqlens, &rows.cu_seqlens) {
@@ -54,7 +54,7 @@ impl Layer {
         self.o.write(&inputs.o)
     }
 
-    /// Arguments of a step: T tokens of each row, or as many as `cu_seqlens` say.
+    /// The arguments of a step: T tokens of each row, or the lengths of `cu_seqlens`.
     pub fn step(&mut self) -> Result<Gdn<'_>, Error> {
         let Shape {
             batch,

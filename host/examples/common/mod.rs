@@ -1,4 +1,4 @@
-//! What the examples share: random inputs of a step, what the reference makes of them, and the check against it.
+//! Shared parts of the examples: random inputs of a step, the reference's results, and the check against them.
 #![allow(dead_code, reason = "each example uses a part of it")]
 
 pub mod engine;
@@ -14,13 +14,13 @@ use half::bf16;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Most of ‖o − truth‖ / ‖truth‖ of a token in bf16; rounding alone makes 1.7e-3.
+/// Tolerance of ‖o − truth‖ / ‖truth‖ per token, with o in bf16. Its rounding alone is 1.7e-3.
 pub const OUTPUT_TOLERANCE: f64 = 3e-3;
 
-/// Most of ‖S − truth‖ / ‖truth‖ of a slot in f32.
+/// Tolerance of ‖S − truth‖ / ‖truth‖ per slot, with S in f32.
 pub const STATE_TOLERANCE: f64 = 1e-5;
 
-/// The first GPU. Where there is none, `None`, or an error if `GATED_DELTA_REQUIRE_GPU=1`.
+/// The first GPU; `None` without one, or an error if `GATED_DELTA_REQUIRE_GPU=1`.
 pub fn gpu() -> Result<Option<Device>> {
     match Device::get(0) {
         Ok(device) => {
@@ -37,7 +37,7 @@ pub fn gpu() -> Result<Option<Device>> {
     }
 }
 
-/// As [`gpu`], for an example that has nothing to do without one, and then says so.
+/// Like [`gpu`]; prints a message if there is none, for an example that needs one.
 pub fn gpu_or_skip() -> Result<Option<Device>> {
     let device = gpu()?;
     if device.is_none() {
@@ -49,63 +49,63 @@ pub fn gpu_or_skip() -> Result<Option<Device>> {
 /// A GDN layer with K = V, a batch and a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// B
+    /// B.
     pub batch: usize,
-    /// T
+    /// T.
     pub tokens: usize,
-    /// H
+    /// H.
     pub heads: usize,
-    /// HV
+    /// HV.
     pub value_heads: usize,
-    /// K and V
+    /// K and V.
     pub dim: usize,
-    /// P
+    /// P.
     pub slots: usize,
 }
 
 impl Shape {
-    /// Elements of a slot.
+    /// Number of elements per slot.
     pub fn state(&self) -> usize {
         self.value_heads * self.dim * self.dim
     }
 }
 
-/// Inputs of one step: bf16 tensors, f32 states, everything K-last and contiguous.
+/// Inputs of one step: bf16 tensors, f32 states, all K-last and contiguous.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// The sizes of all that follows.
+    /// Sizes of the tensors.
     pub shape: Shape,
-    /// `[B, T, H, K]`
+    /// `[B, T, H, K]`.
     pub q: Vec<bf16>,
-    /// `[B, T, H, K]`
+    /// `[B, T, H, K]`.
     pub k: Vec<bf16>,
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     pub v: Vec<bf16>,
-    /// `[B, T, HV]`
+    /// `[B, T, HV]`.
     pub a: Vec<bf16>,
-    /// `[B, T, HV]`
+    /// `[B, T, HV]`.
     pub b: Vec<bf16>,
-    /// `[HV]`
+    /// `[HV]`.
     pub a_log: Vec<f32>,
-    /// `[HV]`
+    /// `[HV]`.
     pub dt_bias: Vec<f32>,
     /// `[P, HV, V, K]`, before the step.
     pub states: Vec<f32>,
-    /// `[B, T, HV, V]`, NaN: what a launch has to overwrite.
+    /// `[B, T, HV, V]`, full of NaN, which a launch has to overwrite.
     pub o: Vec<bf16>,
 }
 
-/// Which rows a step has: what changes from one step to the next.
+/// The rows of a step, which change from one step to the next.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    /// `[B]`: slot that row b reads and writes; out of range for padding.
+    /// Slot that each row reads and writes, `[B]`; out of range for padding.
     pub slots: Vec<i32>,
-    /// `[B + 1]`, for rows of different lengths: those of `[B, T, …]` are then the first of its B · T tokens.
+    /// Bounds of rows of different lengths, `[B + 1]`. The tokens of all rows are then the first of the B · T tokens.
     pub cu_seqlens: Option<Vec<i32>>,
 }
 
 impl Rows {
-    /// One token of each row.
+    /// Rows of one token each.
     pub fn decoded(slots: &[i32]) -> Self {
         Self {
             slots: slots.to_vec(),
@@ -115,7 +115,7 @@ impl Rows {
 }
 
 impl Inputs {
-    /// Random inputs, the same ones for the same seed.
+    /// Random inputs: equal seeds give equal inputs.
     pub fn random(shape: Shape, seed: u64) -> Self {
         let rng = &mut StdRng::seed_from_u64(seed);
         let tokens = shape.batch * shape.tokens;
@@ -134,7 +134,7 @@ impl Inputs {
         }
     }
 
-    /// What the reference makes of a step of `rows` from `states`.
+    /// The reference's results of a step of `rows` that starts from `states`.
     pub fn truth(&self, states: &[f32], rows: &Rows) -> Result<Output> {
         let slots: Vec<i64> = rows.slots.iter().map(|&slot| slot.into()).collect();
         let cu_seqlens: Option<Vec<i64>> = rows
@@ -169,7 +169,7 @@ impl Inputs {
         Ok(recurrent(&step, &doubles(states), None, None)?)
     }
 
-    /// Checks what a step of `rows` from `before` left: its outputs, and every slot of the pool.
+    /// Checks a step of `rows` that started from `before`: its outputs, and every slot of the pool.
     pub fn check(&self, before: &[f32], rows: &Rows, o: &[bf16], states: &[f32]) -> Result<()> {
         let truth = self.truth(before, rows)?;
         let token = self.shape.value_heads * self.shape.dim;
@@ -200,8 +200,8 @@ impl std::fmt::Display for Rows {
     }
 }
 
-/// Largest relative error of a chunk of `chunk` elements, each of which is within `tolerance`. Where the truth is zero,
-/// so is `got`; where it is NaN, nothing has been written, and `got` is NaN.
+/// Compares chunks of `chunk` elements, and returns the largest relative error, which must be within `tolerance`. Where the truth
+/// is zero, `got` must be zero. Where the truth is NaN, nothing was written, and `got` must be NaN.
 pub fn worst<T>(name: &str, got: &[T], truth: &[f64], chunk: usize, tolerance: f64) -> Result<f64>
 where
     T: Copy + Into<f64>,
@@ -241,17 +241,17 @@ pub fn uniform(rng: &mut StdRng, len: usize, low: f32, high: f32) -> Vec<f32> {
     (0..len).map(|_| rng.random_range(low..high)).collect()
 }
 
-/// As bf16.
+/// The values rounded to bf16.
 pub fn rounded(values: Vec<f32>) -> Vec<bf16> {
     values.into_iter().map(bf16::from_f32).collect()
 }
 
-/// As f64.
+/// The values as f64.
 pub fn doubles<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
     values.iter().map(|&value| value.into()).collect()
 }
 
-/// Whether two slices are the same, bit for bit.
+/// Whether two slices are equal, bit for bit.
 pub fn same_bits<T: bytemuck::NoUninit>(one: &[T], other: &[T]) -> bool {
     bytemuck::cast_slice::<T, u8>(one) == bytemuck::cast_slice::<T, u8>(other)
 }

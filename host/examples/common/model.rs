@@ -1,4 +1,4 @@
-//! The weights of a whole layer on the host, its projection's output, and the reference's results.
+//! Random weights of a whole layer on the host, outputs of its projection, and the reference's results.
 
 use std::ops::Range;
 
@@ -14,32 +14,32 @@ use rand::rngs::StdRng;
 
 use super::{doubles, rounded, uniform};
 
-/// W
+/// W.
 pub const TAPS: usize = 4;
 
-/// Of the norm.
+/// Epsilon of the norm.
 pub const EPS: f32 = 1e-6;
 
 /// Operator of a layer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Operator {
     Gdn,
-    /// The decay is a softplus.
+    /// KDA with `KdaDecay::Softplus`.
     Kda,
 }
 
-/// A layer. Its projection's output is a row `[q | k | v | z | b | a]` for every token, with g in place of a for KDA.
+/// A layer. The projection's output is a row `[q | k | v | z | b | a]` for every token; KDA has g in place of a.
 pub struct Model {
     operator: Operator,
-    /// H, HV and K = V.
+    /// H, HV, and K = V.
     dims: [usize; 3],
-    /// `[D, W]`
+    /// `[D, W]`.
     pub conv: Vec<bf16>,
-    /// `[V]`
+    /// `[V]`.
     pub norm: Vec<bf16>,
-    /// `[HV]`
+    /// `[HV]`.
     pub a_log: Vec<f32>,
-    /// `[HV]`, of KDA `[HV, K]`
+    /// `[HV]`, for KDA `[HV, K]`.
     pub dt_bias: Vec<f32>,
 }
 
@@ -62,7 +62,7 @@ impl Model {
         }
     }
 
-    /// Random rows of `tokens` tokens.
+    /// Random rows of the projection's output for `tokens` tokens.
     pub fn sequence(&self, tokens: usize, rng: &mut StdRng) -> Vec<bf16> {
         rounded(uniform(rng, tokens * self.width(), -1.0, 1.0))
     }
@@ -77,17 +77,17 @@ impl Model {
         })
     }
 
-    /// D
+    /// D.
     pub fn channels(&self) -> usize {
         self.parts()[0].end
     }
 
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub fn width(&self) -> usize {
         self.parts()[3].end
     }
 
-    /// The reference's result for all tokens of a sequence, one after the other, from zeros.
+    /// The reference's results for all tokens of a sequence, starting from a state and a window of zeros.
     pub fn truth(&self, sequence: &[bf16]) -> Result<LayerOutput> {
         let ([h, hv, k], d) = (self.dims, self.channels());
         let [x, z, b, a] = self.parts().map(|part| -> Vec<f64> {

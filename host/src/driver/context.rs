@@ -28,10 +28,10 @@ impl Device {
         Ok(count)
     }
 
-    /// The GPU of that number, from 0.
+    /// The GPU with the number `ordinal`, from 0.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::NoDevice`]; [`Error::Driver`] where there are fewer.
+    /// [`Error::NoDriver`], [`Error::NoDevice`]; [`Error::Driver`] if there are fewer GPUs.
     pub fn get(ordinal: i32) -> Result<Self, Error> {
         let mut raw = 0;
         // SAFETY: `raw` is written.
@@ -39,7 +39,7 @@ impl Device {
         Ok(Self { ordinal, raw })
     }
 
-    /// The GPU of a `CUdevice`.
+    /// The GPU with the `CUdevice` handle `raw`.
     fn of_handle(raw: i32) -> Result<Self, Error> {
         for ordinal in 0..Self::count()? {
             let device = Self::get(ordinal)?;
@@ -50,13 +50,13 @@ impl Device {
         Err(Error::NoDevice)
     }
 
-    /// Its number.
+    /// Number of the GPU, from 0.
     #[must_use]
     pub const fn ordinal(self) -> i32 {
         self.ordinal
     }
 
-    /// Its name, `NVIDIA H200`.
+    /// Name of the GPU: `NVIDIA H200`.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -70,7 +70,7 @@ impl Device {
             .into_owned())
     }
 
-    /// A number about it: see [`attribute`].
+    /// Value of a device attribute: see [`attribute`].
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -81,7 +81,7 @@ impl Device {
         Ok(value)
     }
 
-    /// Its compute capability, (9, 0) for sm_90.
+    /// Compute capability, major and minor: (9, 0) for sm_90.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -91,7 +91,7 @@ impl Device {
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// Bytes of its memory.
+    /// Size of the GPU's memory, in bytes.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -103,7 +103,7 @@ impl Device {
     }
 }
 
-/// A context of a GPU: its primary one, retained, or an engine's, borrowed.
+/// A CUDA context: the retained primary context of a GPU, or an engine's borrowed one.
 #[derive(Clone, Debug)]
 pub struct Context(Arc<Held>);
 
@@ -114,21 +114,21 @@ struct Held {
     raw: RawContext,
     /// Whether dropping releases a primary context.
     is_retained: bool,
-    /// The context's id, which no other context of the process ever has; `None` in drivers older than CUDA 12.
+    /// The context's id, which is unique in the process; `None` in drivers older than CUDA 12.
     id: Option<u64>,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         if self.is_retained {
-            // SAFETY: retained once, released once. A failure leaves nothing to be done.
+            // SAFETY: retained once, released once. A failure leaves nothing to do.
             let _ = unsafe { self.driver.device_primary_ctx_release(self.device.raw) };
         }
     }
 }
 
 impl Context {
-    /// Retains the primary context of a GPU: the same one that `cust`, cudarc and CUDA's runtime use.
+    /// Retains the primary context of a GPU, which `cust`, cudarc and the CUDA runtime use too.
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::NoDevice`], [`Error::Driver`].
@@ -144,13 +144,13 @@ impl Context {
             is_retained: true,
             id: None,
         };
-        // SAFETY: the context is retained. On a failure `held` gives it back.
+        // SAFETY: the context is retained. If this fails, dropping `held` releases the context.
         held.id = unsafe { driver.id_of(raw) }?;
         Ok(Self(Arc::new(held)))
     }
 
-    /// An engine's own `CUcontext`, for example cudarc's `CudaContext::cu_ctx()`; never destroyed or released from
-    /// here. Its GPU is asked of the driver.
+    /// Wraps an engine's own `CUcontext`, for example cudarc's `CudaContext::cu_ctx()`. This library never destroys or releases
+    /// it, and asks the driver for its GPU.
     ///
     /// ```no_run
     /// use std::ffi::c_void;
@@ -164,12 +164,12 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Range`] for a null handle, [`Error::NoDriver`], [`Error::NoDevice`]; [`Error::Driver`] for a context
-    /// that the driver knows to be none.
+    /// [`Error::Range`] for a null handle, [`Error::NoDriver`], [`Error::NoDevice`]; [`Error::Driver`] if the driver knows that
+    /// the handle is no context.
     ///
     /// # Safety
-    /// The handle is a context of this process's driver, which is not destroyed before everything that was made with
-    /// it: this value and its clones, the libraries, plans and memory of it, and graphs that captured their launches.
+    /// The handle is a context of this process's driver. The context outlives everything that was made with it: this value and
+    /// its clones, their libraries, plans and memory, and graphs that captured their launches.
     pub unsafe fn from_raw(context: *mut c_void) -> Result<Self, Error> {
         let raw = RawContext(context);
         if raw == RawContext::NULL {
@@ -197,7 +197,7 @@ impl Context {
         })))
     }
 
-    /// Its GPU.
+    /// GPU of the context.
     #[must_use]
     pub fn device(&self) -> Device {
         self.0.device
@@ -209,22 +209,22 @@ impl Context {
         self.0.raw
     }
 
-    /// The driver that it is of.
+    /// The driver that the context belongs to.
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.0.driver
     }
 
-    /// Makes it the calling thread's context until the guard is dropped.
+    /// Makes the context current on the calling thread until the guard is dropped.
     ///
-    /// A context that others have reset (`cuDevicePrimaryCtxReset`) or destroyed takes its modules, functions, streams and
-    /// memory along, and the driver follows their handles all the same. So the driver is asked whether the context is still
-    /// the one that this value was made with: a primary context that was made again has the same handle, but another id
-    /// (`cuCtxGetId`, in drivers of CUDA 12 and newer; older ones tell a context that is gone from one that is there, and
-    /// not one that was made again). Where the context is current already, that is the one call.
+    /// If other code resets (`cuDevicePrimaryCtxReset`) or destroys a context, its modules, functions, streams and memory are
+    /// gone, but the driver still follows their handles. So this method asks the driver whether the context is still the one that
+    /// this value was made with. A primary context that was created again has the same handle, but another id (`cuCtxGetId`, CUDA
+    /// 12 and newer). Older drivers only tell whether a context exists, not whether it was created again. If the context is
+    /// current already, this check is the only driver call.
     ///
     /// # Errors
-    /// [`Error::Driver`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED` for a context that is gone, or was made again.
+    /// [`Error::Driver`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED` for a context that was destroyed, or created again.
     pub fn enter(&self) -> Result<Current<'_>, Error> {
         let Held {
             driver, raw, id, ..
@@ -233,7 +233,7 @@ impl Context {
             // SAFETY: the context is retained, or live by the promise to `from_raw`, for as long as the guard borrows it.
             let current = unsafe { Current::push(driver, raw) }?;
             let mut version = 0;
-            // SAFETY: `version` is written; the driver knows the handle of a context that is no more.
+            // SAFETY: `version` is written; the driver recognises the handle of a destroyed context.
             unsafe { driver.ctx_get_api_version(raw, &raw mut version) }?;
             return Ok(current);
         };
@@ -242,7 +242,7 @@ impl Context {
         }
         // SAFETY: as above.
         let current = unsafe { Current::push_anew(driver, raw) }?;
-        // SAFETY: no handle is the calling thread's context.
+        // SAFETY: a null handle stands for the calling thread's context.
         match unsafe { driver.id_of(RawContext::NULL) }? {
             Some(now) if now == id => Ok(current),
             _ => Err(driver
@@ -251,10 +251,10 @@ impl Context {
         }
     }
 
-    /// Waits for all of its work.
+    /// Waits for all work of the context.
     ///
     /// # Errors
-    /// [`Error::Driver`]: of this call, or of a kernel that failed before.
+    /// [`Error::Driver`]: of this call, or of an earlier kernel that failed.
     pub fn synchronize(&self) -> Result<(), Error> {
         let _current = self.enter()?;
         // SAFETY: the context is current.
@@ -262,18 +262,18 @@ impl Context {
     }
 }
 
-/// A context that is current on this thread; the one before is current again when this is dropped.
+/// Guard of a context that is current on this thread. Dropping the guard makes the previous context current again.
 #[must_use = "the context is current for as long as this lives"]
 #[derive(Debug)]
 pub struct Current<'a> {
     driver: &'static Driver,
-    /// Whether dropping pops: not where the context was current already.
+    /// Whether dropping pops the context: false if the context was current already.
     pushed: bool,
     thread: PhantomData<(&'a (), *const ())>,
 }
 
 impl Current<'_> {
-    /// Makes `context` current, where it is not.
+    /// Makes `context` current, unless it is current already.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -291,10 +291,10 @@ impl Current<'_> {
         unsafe { Self::push_anew(driver, context) }
     }
 
-    /// Makes `context` current, whatever is.
+    /// Pushes `context`, even if it is current already.
     ///
     /// # Safety
-    /// As [`Current::push`]'s.
+    /// As for [`Current::push`].
     unsafe fn push_anew(driver: &'static Driver, context: RawContext) -> Result<Self, Error> {
         // SAFETY: the context is live, by the caller's promise.
         unsafe { driver.ctx_push_current(context) }?;
@@ -304,7 +304,7 @@ impl Current<'_> {
         })
     }
 
-    /// The guard of a context that is current already.
+    /// Guard of a context that is current already.
     const fn unpushed(driver: &'static Driver) -> Self {
         Self {
             driver,
@@ -318,7 +318,7 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = RawContext::NULL;
-            // SAFETY: what was pushed is popped. A failure leaves nothing to be done.
+            // SAFETY: the pushed context is popped. A failure leaves nothing to do.
             let _ = unsafe { self.driver.ctx_pop_current(&raw mut popped) };
         }
     }

@@ -1,11 +1,10 @@
-//! The driver functions that `cust` calls, for the linker: so that a program links where there is no CUDA
-//! and starts where there is no driver.
+//! Linker symbols for the driver functions that `cust` calls: with them a program links on a machine without CUDA, and starts on
+//! a machine without a driver.
 //!
-//! Each is a jump through a slot. An empty slot is first filled by [`resolve`], in the way of a dynamic
-//! linker's lazy binding: the argument registers are kept, and the jump then goes to the driver with all
-//! arguments as they came. The symbols are hidden: a shared library that contains them exports none, and
-//! does not stand in for the real driver in a process that has both. They are weak, for a program with two
-//! versions of this crate. No function here takes a floating-point argument.
+//! Each symbol is a jump through a slot. [`resolve`] first fills an empty slot, like a dynamic linker's lazy binding: the
+//! argument registers are kept, and the jump then enters the driver with all arguments unchanged. The symbols are hidden: a
+//! shared library that contains them exports none, and does not replace the real driver in a process that has both. They are
+//! weak, for a program with two versions of this crate. No function here takes a floating-point argument.
 
 use std::{
     arch::global_asm,
@@ -15,7 +14,7 @@ use std::{
 
 use super::{code, library};
 
-/// What a forwarder jumps through; its name follows as a terminated string.
+/// The slot of a forwarder: the address that it jumps to. The function's name follows the slot as a NUL-terminated string.
 #[repr(C)]
 struct Slot {
     target: AtomicPtr<c_void>,
@@ -25,7 +24,7 @@ struct Slot {
 /// Fills a slot.
 ///
 /// # Safety
-/// `slot` is one of the assembly's, with its name behind it.
+/// `slot` is one of the slots in the assembly below, with its name after it.
 unsafe extern "C" fn resolve(slot: *const Slot) -> *mut c_void {
     // SAFETY: the name is terminated and, like the slot, never freed.
     let (target, name) = unsafe {
@@ -45,22 +44,22 @@ unsafe extern "C" fn resolve(slot: *const Slot) -> *mut c_void {
     found
 }
 
-/// Stands in for a function that is missing.
+/// Replaces a function that is missing: returns an error code.
 extern "C" fn no_driver() -> i32 {
     code::NO_DEVICE
 }
 
-/// Stands in for `cuGetErrorString`, whose failure makes the `Display` of cust's errors panic.
+/// Replaces `cuGetErrorString`: if that failed, `Display` of cust's errors would panic.
 extern "C" fn no_driver_text(_code: i32, text: &mut *const c_char) -> i32 {
     *text = c"no CUDA driver".as_ptr();
     code::SUCCESS
 }
 
-/// Makes every program that has this crate take the object file with the forwarders.
+/// Makes every program with this crate link the object file with the forwarders.
 #[used]
 static KEEP: unsafe extern "C" fn(*const Slot) -> *mut c_void = resolve;
 
-/// A forwarder: to where its slot says, or, with the slot's address, to `gated_delta_bind`.
+/// A forwarder: jumps to the address in its slot or, if the slot is empty, to `gated_delta_bind` with the slot's address.
 #[cfg(target_arch = "x86_64")]
 macro_rules! jump {
     () => {
@@ -76,7 +75,7 @@ macro_rules! jump {
     };
 }
 
-/// Fills the slot with the argument registers kept, then goes where it says.
+/// `gated_delta_bind`: fills the slot, keeping the argument registers, and jumps to the address in it.
 #[cfg(target_arch = "x86_64")]
 macro_rules! bind {
     () => {
@@ -105,7 +104,7 @@ macro_rules! bind {
     };
 }
 
-/// A forwarder: to where its slot says, or, with the slot's address, to `gated_delta_bind`.
+/// A forwarder: jumps to the address in its slot or, if the slot is empty, to `gated_delta_bind` with the slot's address.
 #[cfg(target_arch = "aarch64")]
 macro_rules! jump {
     () => {
@@ -121,7 +120,7 @@ macro_rules! jump {
     };
 }
 
-/// Fills the slot with the argument registers kept, then goes where it says.
+/// `gated_delta_bind`: fills the slot, keeping the argument registers, and jumps to the address in it.
 #[cfg(target_arch = "aarch64")]
 macro_rules! bind {
     () => {

@@ -1,4 +1,4 @@
-//! The driver's functions that this library calls, and their raw handles.
+//! The driver functions that this library calls, and raw handles.
 
 use std::{
     ffi::{CStr, c_char, c_uint, c_void},
@@ -18,11 +18,11 @@ macro_rules! handles {
             pub struct $name(pub *mut c_void);
 
             impl $name {
-                /// No handle.
+                /// The null handle.
                 pub const NULL: Self = Self(ptr::null_mut());
             }
 
-            // SAFETY: a handle is a name for the driver, which takes it on any thread.
+            // SAFETY: a handle is a name for the driver, which accepts it on any thread.
             unsafe impl Send for $name {}
             // SAFETY: as above; the handle itself is never changed.
             unsafe impl Sync for $name {}
@@ -53,18 +53,17 @@ handles! {
 
 macro_rules! functions {
     ($($(#[$meta:meta])* $method:ident = $symbol:ident($($argument:ident: $type:ty),* $(,)?);)*) => {
-        /// The driver's functions. Results are plain numbers, so that codes newer than this library are no
-        /// undefined behaviour; a function that the driver does not have is [`Error::MissingSymbol`] when
-        /// called.
+        /// The driver's functions. A result is a plain number, so that a code newer than this library is no undefined behaviour.
+        /// Calling a function that the driver lacks returns [`Error::MissingSymbol`].
         #[derive(Debug)]
         pub struct Driver {
             $($method: Option<unsafe extern "C" fn($($type),*) -> i32>,)*
         }
 
         impl Driver {
-            /// Looks every function up.
+            /// Looks up every function.
             fn look_up() -> Self {
-                // SAFETY: the function of that name has this type, in every release of the driver.
+                // SAFETY: the function with this name has this type in every release of the driver.
                 Self { $($method: unsafe { function(stringify!($symbol)) },)* }
             }
 
@@ -72,7 +71,8 @@ macro_rules! functions {
                 $(#[$meta])*
                 ///
                 /// # Safety
-                /// The driver's: handles are live, pointers valid, and what is enqueued stays alive.
+                /// As the driver requires: handles are live, pointers are valid, and everything that enqueued work uses stays
+                /// alive.
                 ///
                 /// # Errors
                 /// [`Error::Driver`], or [`Error::MissingSymbol`].
@@ -91,25 +91,25 @@ macro_rules! functions {
 }
 
 functions! {
-    /// Initialises the driver; [`super::driver`] has done so.
+    /// Initialises the driver. [`super::driver`] has called this already.
     init = cuInit(flags: c_uint);
-    /// The newest CUDA that the driver supports: 1000 times major plus 10 times minor.
+    /// Newest CUDA version that the driver supports: 1000 · major + 10 · minor.
     driver_get_version = cuDriverGetVersion(version: *mut i32);
     /// Number of GPUs.
     device_get_count = cuDeviceGetCount(count: *mut i32);
     /// Handle of a GPU.
     device_get = cuDeviceGet(device: *mut i32, ordinal: i32);
-    /// Name of a GPU, `len` bytes at most.
+    /// Name of a GPU, at most `len` bytes.
     device_get_name = cuDeviceGetName(name: *mut c_char, len: i32, device: i32);
-    /// A number about a GPU: see [`super::attribute`].
+    /// Value of a device attribute: see [`super::attribute`].
     device_get_attribute = cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32);
-    /// Bytes of memory of a GPU.
+    /// Size of a GPU's memory, in bytes.
     device_total_mem = cuDeviceTotalMem_v2(bytes: *mut usize, device: i32);
     /// Retains the primary context.
     device_primary_ctx_retain = cuDevicePrimaryCtxRetain(context: *mut RawContext, device: i32);
-    /// Gives the primary context back.
+    /// Releases the primary context.
     device_primary_ctx_release = cuDevicePrimaryCtxRelease_v2(device: i32);
-    /// The context of the calling thread; null where it has none.
+    /// Context of the calling thread; null if the thread has none.
     ctx_get_current = cuCtxGetCurrent(context: *mut RawContext);
     /// Sets the context of the calling thread.
     ctx_set_current = cuCtxSetCurrent(context: RawContext);
@@ -117,12 +117,11 @@ functions! {
     ctx_push_current = cuCtxPushCurrent_v2(context: RawContext);
     /// Pops a context off the calling thread's stack.
     ctx_pop_current = cuCtxPopCurrent_v2(context: *mut RawContext);
-    /// The id of a context, unique in the process; of the calling thread's for a null one. In drivers of CUDA 12.0 and
-    /// newer.
+    /// Id of a context, unique in the process; for a null handle the id of the calling thread's context. CUDA 12.0 and newer.
     ctx_get_id = cuCtxGetId(context: RawContext, id: *mut u64);
-    /// The API version that a context was made for; fails for one that is no more.
+    /// API version that a context was created for; fails if the context was destroyed.
     ctx_get_api_version = cuCtxGetApiVersion(context: RawContext, version: *mut u32);
-    /// The GPU of the current context.
+    /// GPU of the current context.
     ctx_get_device = cuCtxGetDevice(device: *mut i32);
     /// Waits for all work of the current context.
     ctx_synchronize = cuCtxSynchronize();
@@ -136,13 +135,13 @@ functions! {
     );
     /// Unloads a module.
     module_unload = cuModuleUnload(module: RawModule);
-    /// A function of a module.
+    /// Function of a module.
     module_get_function = cuModuleGetFunction(
         function: *mut RawFunction,
         module: RawModule,
         name: *const c_char,
     );
-    /// Loads PTX text or a binary for any context; in drivers of CUDA 12.0 and newer, like the next three.
+    /// Loads PTX text or a binary for any context. This function and the next three need CUDA 12.0 or newer.
     library_load_data = cuLibraryLoadData(
         library: *mut RawLibrary,
         code: *const c_void,
@@ -155,17 +154,17 @@ functions! {
     );
     /// Unloads a library.
     library_unload = cuLibraryUnload(library: RawLibrary);
-    /// A kernel of a library.
+    /// Kernel of a library.
     library_get_kernel = cuLibraryGetKernel(
         kernel: *mut RawKernel,
         library: RawLibrary,
         name: *const c_char,
     );
-    /// A kernel's function in the current context.
+    /// Function of a kernel in the current context.
     kernel_get_function = cuKernelGetFunction(function: *mut RawFunction, kernel: RawKernel);
-    /// A number about a function: see [`super::attribute`].
+    /// Value of a function attribute: see [`super::attribute`].
     func_get_attribute = cuFuncGetAttribute(value: *mut i32, attribute: i32, function: RawFunction);
-    /// Sets a number of a function: see [`super::attribute`].
+    /// Sets a function attribute: see [`super::attribute`].
     func_set_attribute = cuFuncSetAttribute(function: RawFunction, attribute: i32, value: i32);
     /// Enqueues a kernel.
     launch_kernel = cuLaunchKernel(
@@ -181,18 +180,18 @@ functions! {
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
-    /// Enqueues a kernel with attributes; in drivers of CUDA 11.8 and newer.
+    /// Enqueues a kernel with launch attributes; CUDA 11.8 and newer.
     launch_kernel_ex = cuLaunchKernelEx(
         config: *const LaunchConfig,
         function: RawFunction,
         parameters: *mut *mut c_void,
         extra: *mut *mut c_void,
     );
-    /// Name of a result code.
+    /// Name of a result code: `CUDA_ERROR_OUT_OF_MEMORY`.
     get_error_name = cuGetErrorName(code: i32, name: *mut *const c_char);
-    /// Sentence about a result code.
+    /// Description of a result code.
     get_error_string = cuGetErrorString(code: i32, text: *mut *const c_char);
-    /// Makes a stream; flag 1: it does not wait for the default stream.
+    /// Creates a stream. With flag 1 the stream does not wait for the default stream.
     stream_create = cuStreamCreate(stream: *mut RawStream, flags: c_uint);
     /// Waits for all work of a stream.
     stream_synchronize = cuStreamSynchronize(stream: RawStream);
@@ -200,23 +199,23 @@ functions! {
     stream_destroy = cuStreamDestroy_v2(stream: RawStream);
     /// Begins to capture a stream; mode 0: global, 1: this thread, 2: relaxed.
     stream_begin_capture = cuStreamBeginCapture_v2(stream: RawStream, mode: i32);
-    /// Ends the capture.
+    /// Ends the capture and returns its graph.
     stream_end_capture = cuStreamEndCapture(stream: RawStream, graph: *mut RawGraph);
-    /// Makes a graph ready to launch.
+    /// Instantiates a graph.
     graph_instantiate = cuGraphInstantiateWithFlags(exec: *mut RawGraphExec, graph: RawGraph, flags: u64);
-    /// Enqueues a graph.
+    /// Enqueues an instantiated graph.
     graph_launch = cuGraphLaunch(exec: RawGraphExec, stream: RawStream);
     /// Destroys an instantiated graph.
     graph_exec_destroy = cuGraphExecDestroy(exec: RawGraphExec);
     /// Destroys a graph.
     graph_destroy = cuGraphDestroy(graph: RawGraph);
-    /// Makes an event; flags 0: it can time.
+    /// Creates an event. With flags 0 the event can be used for timing.
     event_create = cuEventCreate(event: *mut RawEvent, flags: c_uint);
     /// Records an event.
     event_record = cuEventRecord(event: RawEvent, stream: RawStream);
     /// Waits for an event.
     event_synchronize = cuEventSynchronize(event: RawEvent);
-    /// Milliseconds between two events.
+    /// Time between two events, in milliseconds.
     event_elapsed_time = cuEventElapsedTime(milliseconds: *mut f32, start: RawEvent, end: RawEvent);
     /// Destroys an event.
     event_destroy = cuEventDestroy_v2(event: RawEvent);
@@ -224,33 +223,33 @@ functions! {
     mem_alloc = cuMemAlloc_v2(address: *mut u64, bytes: usize);
     /// Frees memory.
     mem_free = cuMemFree_v2(address: u64);
-    /// Copies to the GPU.
+    /// Copies from host memory to GPU memory.
     memcpy_htod = cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
-    /// Copies from the GPU.
+    /// Copies from GPU memory to host memory.
     memcpy_dtoh = cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
     /// Copies within GPU memory.
     memcpy_dtod = cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize);
-    /// Sets bytes.
+    /// Sets bytes of GPU memory.
     memset_d8 = cuMemsetD8_v2(address: u64, value: u8, bytes: usize);
-    /// Free and total bytes of memory of the current context's GPU.
+    /// Free and total memory of the current context's GPU, in bytes.
     mem_get_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
 }
 
-/// What [`Driver::launch_kernel_ex`] takes: the driver's `CUlaunchConfig`.
+/// Argument of [`Driver::launch_kernel_ex`]: the driver's `CUlaunchConfig`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchConfig {
-    /// Blocks along x, y, z.
+    /// Number of blocks along x, y, z.
     pub grid: [c_uint; 3],
-    /// Threads of a block along x, y, z.
+    /// Threads per block along x, y, z.
     pub block: [c_uint; 3],
-    /// Dynamic shared memory of a block, bytes.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: c_uint,
-    /// Where it is enqueued.
+    /// Stream that the launch is enqueued on.
     pub stream: RawStream,
-    /// So many attributes.
+    /// Array of `count` attributes.
     pub attributes: *mut LaunchAttribute,
-    /// How many.
+    /// Number of attributes.
     pub count: c_uint,
 }
 
@@ -273,23 +272,23 @@ impl LaunchAttribute {
 }
 
 impl Driver {
-    /// A function that newer drivers only have; `None` where this one does not.
+    /// A function that only newer drivers have; `None` if this driver lacks it.
     ///
     /// # Safety
-    /// `F` is the type of a pointer to the function of that name.
+    /// `F` is a pointer type that fits the function with this name.
     #[must_use]
     pub unsafe fn optional<F: Copy>(&self, name: &str) -> Option<F> {
         // SAFETY: the caller's promise.
         unsafe { function(name) }
     }
 
-    /// The id of a context, or of the calling thread's for a null one; `None` in drivers older than CUDA 12.
+    /// Id of a context; for a null handle the id of the calling thread's context. `None` in drivers older than CUDA 12.
     ///
     /// # Safety
     /// The context is live or null.
     ///
     /// # Errors
-    /// [`Error::Driver`]: of a context that is no more, or where the thread has none.
+    /// [`Error::Driver`] if the context was destroyed, or the thread has none.
     pub(super) unsafe fn id_of(&self, context: RawContext) -> Result<Option<u64>, Error> {
         let mut id = 0;
         // SAFETY: the caller's promise, and `id` is written.
@@ -300,16 +299,16 @@ impl Driver {
         }
     }
 
-    /// The id of the calling thread's context; `None` where the driver says none, for whatever reason. Makes no error of
-    /// it, which takes longer than the call.
+    /// Id of the calling thread's context; `None` if the driver returns an error. The error is dropped, since making an [`Error`]
+    /// takes longer than the call.
     pub(super) fn current_id(&self) -> Option<u64> {
         let mut id = 0;
-        // SAFETY: no handle is the calling thread's context, and `id` is written.
+        // SAFETY: a null handle stands for the calling thread's context, and `id` is written.
         let result = unsafe { self.ctx_get_id?(RawContext::NULL, &raw mut id) };
         (result == code::SUCCESS).then_some(id)
     }
 
-    /// A result code as an error that names it.
+    /// Turns the result code of `call` into a result.
     #[inline]
     pub(crate) fn check(&self, call: &'static str, result: i32) -> Result<(), Error> {
         if result == code::SUCCESS {
@@ -319,12 +318,12 @@ impl Driver {
         }
     }
 
-    /// The error of a result code.
+    /// The error for a result code of `call`.
     #[cold]
     pub(crate) fn error(&self, call: &'static str, result: i32) -> DriverError {
         let mut text = ptr::null();
         if let Some(get_error_name) = self.get_error_name {
-            // SAFETY: `text` is where the driver puts the address of a static string, for codes it knows.
+            // SAFETY: the driver writes the address of a static string to `text`, if it knows the code.
             unsafe { get_error_name(result, &raw mut text) };
         }
         let name = if text.is_null() {
@@ -343,17 +342,17 @@ impl Driver {
     }
 }
 
-/// The function of that name, as a pointer of type `F`.
+/// Looks up the function `name`, as a pointer of type `F`.
 ///
 /// # Safety
-/// `F` is the type of a pointer to the function of that name.
+/// `F` is a pointer type that fits the function with this name.
 unsafe fn function<F: Copy>(name: &str) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     // SAFETY: a pointer to a function has the size of an address, and the type is the caller's promise.
     library::symbol(name).map(|address| unsafe { std::mem::transmute_copy(&address) })
 }
 
-/// See [`super::driver`].
+/// Loads and initialises the driver: see [`super::driver`].
 pub(super) fn load() -> Result<&'static Driver, Error> {
     static DRIVER: OnceLock<(Driver, i32)> = OnceLock::new();
     library::open().map_err(|reason| Error::NoDriver {

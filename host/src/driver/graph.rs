@@ -1,12 +1,12 @@
-//! CUDA graphs: launches captured once and replayed.
+//! CUDA graphs: launches that are captured once and replayed.
 
 use std::mem::ManuallyDrop;
 
 use super::{Context, Driver, RawGraph, RawGraphExec, Stream};
 use crate::error::Error;
 
-/// An instantiated graph. The driver does not lock it: one thread at a time launches it, which is why a launch wants it
-/// mutable. Launches of it run one after the other, on whichever streams.
+/// An instantiated graph. The driver does not lock it, so only one thread at a time may launch it: a launch takes `&mut self`.
+/// Launches of the same graph run one after the other, on any streams.
 ///
 /// ```no_run
 /// # use gated_delta::{Error, driver::{Graph, Stream}};
@@ -30,14 +30,14 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Captures what `enqueue` enqueues on `stream`, instead of running it. However `enqueue` ends, by an error or a
-    /// panic too, the stream no longer captures.
+    /// Captures the launches that `enqueue` enqueues on `stream`, instead of running them. The capture always ends, even if
+    /// `enqueue` returns an error or panics.
     ///
     /// # Errors
-    /// What `enqueue` returns; [`Error::Driver`] where something cannot be captured.
+    /// The errors of `enqueue`; [`Error::Driver`] if something cannot be captured.
     ///
     /// # Safety
-    /// What the captured work reads and writes is there whenever the graph runs.
+    /// All memory that the captured work reads and writes is valid whenever the graph runs.
     pub unsafe fn capture(
         stream: &Stream,
         enqueue: impl FnOnce() -> Result<(), Error>,
@@ -66,7 +66,7 @@ impl Graph {
     /// [`Error::Driver`].
     ///
     /// # Safety
-    /// As promised to [`Graph::capture`].
+    /// As for [`Graph::capture`].
     pub unsafe fn launch(&mut self, stream: &Stream) -> Result<(), Error> {
         let _current = self.context.enter()?;
         // SAFETY: both are live; the work is the caller's promise.
@@ -77,24 +77,24 @@ impl Graph {
 impl Drop for Graph {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
+            // SAFETY: created once, destroyed once. A failure leaves nothing to do.
             let _ = unsafe { self.context.driver().graph_exec_destroy(self.exec) };
         }
     }
 }
 
-/// A capture under way on this thread, in a context that is current; ended when dropped.
+/// A running capture on this thread, in a current context. Dropping it ends the capture.
 struct Capture<'a> {
     stream: &'a Stream,
 }
 
 impl Capture<'_> {
-    /// Ends it.
+    /// Ends the capture and returns its graph.
     fn end(self) -> Result<Captured, Error> {
         ManuallyDrop::new(self).end_once()
     }
 
-    /// Ends it; called once.
+    /// Ends the capture by reference, for `drop` too; called once.
     fn end_once(&self) -> Result<Captured, Error> {
         let driver = self.stream.context().driver();
         let mut captured = Captured {
@@ -109,12 +109,12 @@ impl Capture<'_> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // What was captured goes. A failure leaves nothing to be done.
+        // The captured graph is dropped. A failure leaves nothing to do.
         drop(self.end_once());
     }
 }
 
-/// A graph as captured; not needed once instantiated.
+/// A captured graph, which is not needed after instantiation.
 struct Captured {
     driver: &'static Driver,
     raw: RawGraph,
@@ -123,7 +123,7 @@ struct Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         if self.raw != RawGraph::NULL {
-            // SAFETY: captured once, destroyed once. A failure leaves nothing to be done.
+            // SAFETY: captured once, destroyed once. A failure leaves nothing to do.
             let _ = unsafe { self.driver.graph_destroy(self.raw) };
         }
     }

@@ -9,15 +9,15 @@ const NAME: &str = "libcuda.so.1";
 #[cfg(windows)]
 const NAME: &str = "nvcuda.dll";
 
-/// The library, or what the dynamic loader says.
+/// The driver's library, or the dynamic loader's error message.
 fn library() -> Result<&'static Library, &'static str> {
     static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-    // SAFETY: the driver's library is meant to be loaded at any time; it has no unsound initialisers.
+    // SAFETY: the driver's library may be loaded at any time; it has no unsound initialisers.
     let library = LIBRARY.get_or_init(|| unsafe { Library::new(NAME) }.map_err(describe));
     library.as_ref().map_err(String::as_str)
 }
 
-/// What the dynamic loader says: libloading keeps it in the error's source.
+/// The dynamic loader's message, which libloading keeps in the error's source.
 fn describe(error: libloading::Error) -> String {
     match std::error::Error::source(&error) {
         Some(source) => source.to_string(),
@@ -25,12 +25,12 @@ fn describe(error: libloading::Error) -> String {
     }
 }
 
-/// Opens the library.
+/// Opens the driver's library.
 pub(super) fn open() -> Result<(), &'static str> {
     library().map(|_| ())
 }
 
-/// Address of a function; `None` where the library is missing or older than it.
+/// Address of a driver function; `None` if the library is missing, or too old to have the function.
 pub(super) fn symbol(name: impl AsSymbolName) -> Option<*mut c_void> {
     // SAFETY: a symbol of any type may be looked at as an address.
     let symbol = unsafe { library().ok()?.get::<*mut c_void>(name) };

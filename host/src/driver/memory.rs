@@ -10,7 +10,7 @@ use crate::{
     tensor::{DType, Memory, Tensor},
 };
 
-/// An owned piece of GPU memory.
+/// An owned allocation of GPU memory.
 #[derive(Debug)]
 pub struct DeviceMemory {
     context: Context,
@@ -19,7 +19,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates `bytes`, with nothing in particular in them.
+    /// Allocates `bytes` bytes. Their contents are undefined.
     ///
     /// # Errors
     /// [`Error::Driver`]: out of memory.
@@ -37,7 +37,7 @@ impl DeviceMemory {
         })
     }
 
-    /// A copy of `data`.
+    /// Allocates memory and copies `data` into it.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -47,41 +47,40 @@ impl DeviceMemory {
         Ok(memory)
     }
 
-    /// Its address.
+    /// Address of the first byte.
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its size in bytes.
+    /// Size in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A contiguous tensor at its start, read only.
+    /// A contiguous, read-only tensor at the start of the memory.
     ///
     /// # Errors
-    /// [`Error::Range`] where it is too small.
+    /// [`Error::Range`] if the memory is too small.
     pub fn tensor(&self, dtype: DType, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         let elements = self.bytes / dtype.size_of();
         Tensor::new(self.address, dtype, dims, elements, Memory::Device, false)
     }
 
-    /// A contiguous tensor at its start, for kernels to write.
+    /// A contiguous, writable tensor at the start of the memory.
     ///
     /// # Errors
-    /// [`Error::Range`] where it is too small.
+    /// [`Error::Range`] if the memory is too small.
     pub fn tensor_mut(&mut self, dtype: DType, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         let elements = self.bytes / dtype.size_of();
         Tensor::new(self.address, dtype, dims, elements, Memory::Device, true)
     }
 
-    /// Copies `data` to its start, and waits until it is there. Work that is under way on other streams is not
-    /// waited for.
+    /// Copies `data` to the start of the memory, and waits for the copy. It does not wait for work on other streams.
     ///
     /// # Errors
-    /// [`Error::Range`] where it is too small, [`Error::Driver`].
+    /// [`Error::Range`] if the memory is too small, [`Error::Driver`].
     pub fn write<T: Pod>(&mut self, data: &[T]) -> Result<(), Error> {
         let bytes = self.checked(size_of_val(data))?;
         if bytes == 0 {
@@ -97,10 +96,10 @@ impl DeviceMemory {
         self.settle()
     }
 
-    /// Copies its start to `data`. Work that is under way on other streams is not waited for.
+    /// Copies the start of the memory to `data`. It does not wait for work on other streams.
     ///
     /// # Errors
-    /// [`Error::Range`] where it is too small, [`Error::Driver`].
+    /// [`Error::Range`] if the memory is too small, [`Error::Driver`].
     pub fn read<T: Pod>(&self, data: &mut [T]) -> Result<(), Error> {
         let bytes = self.checked(size_of_val(data))?;
         if bytes == 0 {
@@ -112,7 +111,7 @@ impl DeviceMemory {
         unsafe { self.context.driver().memcpy_dtoh(to, self.address, bytes) }
     }
 
-    /// Sets every byte, and waits until they are.
+    /// Sets every byte to `byte`, and waits for that.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -130,10 +129,10 @@ impl DeviceMemory {
         self.settle()
     }
 
-    /// Waits for the default stream, on which copies and fills go on after their call returns: streams of
-    /// [`super::Stream`] do not wait for it.
+    /// Waits for the default stream: copies and fills continue on it after their call returns, and a [`super::Stream`] does not
+    /// wait for it.
     fn settle(&self) -> Result<(), Error> {
-        // SAFETY: the context is current, by the callers.
+        // SAFETY: the callers have made the context current.
         unsafe { self.context.driver().stream_synchronize(RawStream::NULL) }
     }
 
@@ -155,7 +154,7 @@ impl Drop for DeviceMemory {
         if self.bytes > 0
             && let Ok(_current) = self.context.enter()
         {
-            // SAFETY: allocated once, freed once. A failure leaves nothing to be done.
+            // SAFETY: allocated once, freed once. A failure leaves nothing to do.
             let _ = unsafe { self.context.driver().mem_free(self.address) };
         }
     }

@@ -1,4 +1,4 @@
-//! PTX, compiled by the driver.
+//! PTX text, compiled by the driver.
 
 use std::{
     ffi::{CStr, CString, c_void},
@@ -8,37 +8,37 @@ use std::{
 use super::{Context, RawFunction, RawKernel, RawLibrary, RawModule, attribute, code};
 use crate::error::{DriverError, Error};
 
-/// Bytes kept of what ptxas says.
+/// Size of the buffer for ptxas messages, in bytes.
 const LOG_BYTES: usize = 8192;
 
-/// A loaded module. It is unloaded when dropped: not while a captured graph has its kernels.
+/// A loaded module. Dropping it unloads it, which must not happen while a captured graph has its kernels.
 #[derive(Debug)]
 pub struct Module {
     context: Context,
     image: Image,
 }
 
-/// What the driver made of the text.
+/// The driver's handle of the compiled text.
 #[derive(Debug)]
 enum Image {
-    /// Compiled under a lock of its own, so that threads compile at once.
+    /// A library: compiled under a lock of its own, so that several threads compile at the same time.
     Library(RawLibrary),
-    /// Compiled under the context's lock.
+    /// A module: compiled under the context's lock.
     Module(RawModule),
 }
 
 impl Module {
-    /// Compiles PTX text for the context's GPU. `entry` is its kernel, and names it in errors.
+    /// Compiles PTX text for the context's GPU. `entry` is the name of its kernel, also for errors.
     ///
-    /// Threads compile at once where the driver has libraries (`cuLibraryLoadData`, CUDA 12.0 and newer), one after the
-    /// other where it has modules only. What is refused as a library is loaded as a module, or refused with a reason.
+    /// Several threads compile at the same time if the driver has libraries (`cuLibraryLoadData`, CUDA 12.0 and newer), otherwise
+    /// one after the other. If the driver refuses the text as a library, it is loaded as a module, whose refusal has a reason.
     ///
-    /// Text only: the driver would take a binary as well, and follow whatever offsets stand in it. A text it compiles
-    /// or refuses, and what it compiles runs by an unsafe launch.
+    /// Only text is accepted. The driver would also load a binary, and would trust any offset in it. A text is compiled or
+    /// refused, and compiled code runs only by an unsafe launch.
     ///
     /// # Errors
-    /// [`Error::Range`] for what does not begin as PTX does, with `.version` behind comments; [`Error::PtxTooNew`],
-    /// [`Error::NoImageForArch`], [`Error::Compile`] with what ptxas says, [`Error::Driver`].
+    /// [`Error::Range`] for a text that does not begin with `.version` after comments; [`Error::PtxTooNew`],
+    /// [`Error::NoImageForArch`], [`Error::Compile`] with the message of ptxas, [`Error::Driver`].
     pub fn load(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
         check_text(ptx)?;
         let _current = context.enter()?;
@@ -46,9 +46,9 @@ impl Module {
             .or_else(|_refused| Self::load_module(context, entry, ptx))
     }
 
-    /// As a library, with the code of the kernel `entry` in the context, which is current: when that comes depends on
-    /// the driver and its settings, and a refusal may come with it. No log is asked for: the driver might write to it
-    /// as late as that.
+    /// Loads the text as a library, and the code of the kernel `entry` into the current context. It depends on the driver and its
+    /// settings when the code is loaded, and so when a text is refused. No log is requested, since the driver might write to it
+    /// that late.
     fn load_library(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
         let mut library = RawLibrary::NULL;
         let none = ptr::null_mut();
@@ -75,7 +75,7 @@ impl Module {
         Ok(module)
     }
 
-    /// As a module of the context, which is current.
+    /// Loads the text as a module of `context`, which is current.
     fn load_module(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
         const ERROR_LOG_BUFFER: i32 = 5;
         const ERROR_LOG_BUFFER_SIZE_BYTES: i32 = 6;
@@ -106,10 +106,10 @@ impl Module {
         }
     }
 
-    /// A kernel of the module, with its code loaded.
+    /// Kernel `name` of the module, with its code loaded.
     ///
     /// # Errors
-    /// [`Error::Driver`] where there is none of that name.
+    /// [`Error::Driver`] if there is no kernel with this name.
     pub fn function(&self, name: &CStr) -> Result<Function<'_>, Error> {
         let _current = self.context.enter()?;
         let driver = self.context.driver();
@@ -117,8 +117,8 @@ impl Module {
         match self.image {
             Image::Library(library) => {
                 let mut kernel = RawKernel::NULL;
-                // SAFETY: the library is live, the name terminated, and `kernel` is written; then the kernel is live,
-                // a context is current, and `raw` is written.
+                // SAFETY: the library is live, the name terminated, and `kernel` is written; then the kernel is live, a context
+                // is current, and `raw` is written.
                 unsafe {
                     driver.library_get_kernel(&raw mut kernel, library, name.as_ptr())?;
                     driver.kernel_get_function(&raw mut raw, kernel)
@@ -138,8 +138,8 @@ impl Drop for Module {
         let driver = self.context.driver();
         let current = self.context.enter();
         match self.image {
-            // A library is of no context, and stays when one is destroyed.
-            // SAFETY: loaded once, unloaded once. A failure leaves nothing to be done.
+            // A library belongs to no context, and survives the destruction of one.
+            // SAFETY: loaded once, unloaded once. A failure leaves nothing to do.
             Image::Library(library) => drop(unsafe { driver.library_unload(library) }),
             Image::Module(module) if current.is_ok() => {
                 // SAFETY: as above.
@@ -150,7 +150,7 @@ impl Drop for Module {
     }
 }
 
-/// A kernel of a loaded module, which cannot be unloaded meanwhile.
+/// A kernel of a loaded module. It borrows the module, which so cannot be unloaded.
 ///
 /// ```no_run
 /// # use gated_delta::driver::{Context, Device, Module, attribute};
@@ -180,13 +180,13 @@ pub struct Function<'module> {
 }
 
 impl Function<'_> {
-    /// The `CUfunction`, for as long as its module is loaded.
+    /// The `CUfunction`, valid while its module is loaded.
     #[must_use]
     pub const fn raw(self) -> RawFunction {
         self.raw
     }
 
-    /// A number about it: see [`super::attribute`].
+    /// Value of a function attribute: see [`super::attribute`].
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -194,7 +194,7 @@ impl Function<'_> {
         let context = &self.module.context;
         let _current = context.enter()?;
         let mut value = 0;
-        // SAFETY: `value` is written, and the function is of a module that is borrowed, in the context that is current.
+        // SAFETY: `value` is written; the function belongs to the borrowed module, in the current context.
         unsafe {
             context
                 .driver()
@@ -203,15 +203,15 @@ impl Function<'_> {
         Ok(value)
     }
 
-    /// Lets its launches have `bytes` of dynamic shared memory.
+    /// Allows launches of the function up to `bytes` bytes of dynamic shared memory per block.
     ///
     /// # Errors
-    /// [`Error::Driver`] where the GPU has less.
+    /// [`Error::Driver`] if the GPU has less.
     pub fn set_shared_bytes(self, bytes: u32) -> Result<(), Error> {
         let context = &self.module.context;
         let _current = context.enter()?;
         let which = attribute::FUNCTION_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: the function is of a module that is borrowed, in the context that is current.
+        // SAFETY: the function belongs to the borrowed module, in the current context.
         unsafe {
             context
                 .driver()
@@ -220,7 +220,7 @@ impl Function<'_> {
     }
 }
 
-/// PTX, and no binary: those have other first bytes.
+/// Accepts PTX text, and refuses binaries, whose first bytes differ.
 fn check_text(ptx: &CStr) -> Result<(), Error> {
     const SHOWN: usize = 16;
     if without_comments(ptx.to_bytes()).starts_with(b".version") {
@@ -234,7 +234,7 @@ fn check_text(ptx: &CStr) -> Result<(), Error> {
     })
 }
 
-/// What stands behind the white space and comments at a text's start.
+/// The text after its leading white space and comments.
 fn without_comments(text: &[u8]) -> &[u8] {
     let behind = |text: &'_ [u8], end: &[u8]| {
         let found = text.windows(end.len()).position(|window| window == end);
@@ -251,7 +251,7 @@ fn without_comments(text: &[u8]) -> &[u8] {
     }
 }
 
-/// The driver's refusal in words that say what to do.
+/// The error for a text that the driver refused, with a hint on what to do.
 fn explain(context: &Context, entry: &str, ptx: &CStr, log: &[u8], error: DriverError) -> Error {
     let text = ptx.to_string_lossy();
     match error.code {
@@ -298,7 +298,7 @@ fn too_new(context: &Context, isa: &str) -> Error {
     }
 }
 
-/// The word behind a directive; empty where the text has none.
+/// The word after a directive; empty if the text does not have the directive.
 fn directive<'a>(ptx: &'a str, name: &str) -> &'a str {
     let line = ptx
         .lines()
@@ -307,7 +307,7 @@ fn directive<'a>(ptx: &'a str, name: &str) -> &'a str {
         .unwrap_or("")
 }
 
-/// The first CUDA release, and the driver that came with it, that takes a PTX ISA.
+/// The first CUDA release that accepts the PTX ISA version `isa`, and its driver.
 fn release(isa: &str) -> String {
     const RELEASES: [(&str, &str, u32); 19] = [
         ("7.0", "11.0", 450),

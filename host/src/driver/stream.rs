@@ -3,7 +3,7 @@
 use super::{Context, RawEvent, RawStream};
 use crate::{error::Error, stream::StreamRef};
 
-/// An owned stream, which does not wait for the default stream.
+/// An owned stream. It does not wait for the default stream.
 #[derive(Debug)]
 pub struct Stream {
     context: Context,
@@ -11,7 +11,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes a stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -40,16 +40,16 @@ impl Stream {
         self.raw
     }
 
-    /// Its context.
+    /// Context of the stream.
     #[must_use]
     pub const fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Waits for all of its work.
+    /// Waits for all work on the stream.
     ///
     /// # Errors
-    /// [`Error::Driver`]: of this call, or of a kernel that failed before.
+    /// [`Error::Driver`]: of this call, or of an earlier kernel that failed.
     pub fn synchronize(&self) -> Result<(), Error> {
         let _current = self.context.enter()?;
         // SAFETY: the stream is live.
@@ -60,13 +60,13 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
+            // SAFETY: created once, destroyed once. A failure leaves nothing to do.
             let _ = unsafe { self.context.driver().stream_destroy(self.raw) };
         }
     }
 }
 
-/// An owned event that can time.
+/// An owned event that can be used for timing.
 #[derive(Debug)]
 pub struct Event {
     context: Context,
@@ -74,7 +74,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event.
+    /// Creates an event.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -89,7 +89,7 @@ impl Event {
         })
     }
 
-    /// Records it behind the work of a stream.
+    /// Records the event after all work already enqueued on `stream`.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -99,20 +99,20 @@ impl Event {
         unsafe { self.context.driver().event_record(self.raw, stream.raw) }
     }
 
-    /// Waits for it.
+    /// Waits until the event has happened.
     ///
     /// # Errors
-    /// [`Error::Driver`]: of this call, or of a kernel that failed before.
+    /// [`Error::Driver`]: of this call, or of an earlier kernel that failed.
     pub fn synchronize(&self) -> Result<(), Error> {
         let _current = self.context.enter()?;
         // SAFETY: the event is live.
         unsafe { self.context.driver().event_synchronize(self.raw) }
     }
 
-    /// Milliseconds from `start` to this event, to half a microsecond; both have happened.
+    /// Time from `start` to this event in milliseconds, with a resolution of half a microsecond. Both events must have happened.
     ///
     /// # Errors
-    /// [`Error::Driver`] where one has not.
+    /// [`Error::Driver`] if one has not happened.
     pub fn milliseconds_since(&self, start: &Self) -> Result<f32, Error> {
         let _current = self.context.enter()?;
         let mut milliseconds = 0.0;
@@ -129,7 +129,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            // SAFETY: made once, destroyed once. A failure leaves nothing to be done.
+            // SAFETY: created once, destroyed once. A failure leaves nothing to do.
             let _ = unsafe { self.context.driver().event_destroy(self.raw) };
         }
     }

@@ -10,18 +10,18 @@ use crate::tensor::Tensor;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Projection<'a> {
-    /// `[B, T, D]`: q, k and v before the convolution.
+    /// q, k and v before the convolution, `[B, T, D]`.
     pub x: Tensor<'a>,
-    /// GDN's a `[B, T, HV]`, KDA's g `[B, T, HV, K]`.
+    /// Input of the decay: GDN's a `[B, T, HV]`, or KDA's g `[B, T, HV, K]`.
     pub gate: Tensor<'a>,
-    /// `[B, T, HV]`: GDN's b, KDA's β or its logit.
+    /// Input of β, `[B, T, HV]`: GDN's b, or KDA's β or its logit.
     pub beta: Tensor<'a>,
-    /// `[B, T, HV, V]`: the gate of the norm.
+    /// Gate of the norm, `[B, T, HV, V]`.
     pub z: Tensor<'a>,
 }
 
 impl<'a> Projection<'a> {
-    /// x `[B, T, D]`, the gates, a or g and b or β, and z `[B, T, HV, V]`.
+    /// A projection of x `[B, T, D]`, the gates (a or g, then b or β), and z `[B, T, HV, V]`.
     #[must_use]
     pub fn new(x: Tensor<'a>, [gate, beta]: [Tensor<'a>; 2], z: Tensor<'a>) -> Self {
         Self { x, gate, beta, z }
@@ -32,24 +32,25 @@ impl<'a> Projection<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Rows<'a> {
-    /// [`Update::read_slots`], `[B]`.
+    /// Slot that each row reads, `[B]`: see [`Update::read_slots`].
     pub slots: Tensor<'a>,
-    /// [`Update::write_slots`], `[B]`: of rows that fork, or go on from a kept prefix.
+    /// Slot that each row writes, `[B]`, if not the same: for rows that fork, or go on from a kept prefix. See
+    /// [`Update::write_slots`].
     pub write_slots: Option<Tensor<'a>>,
-    /// [`Step::packed`]: rows of different lengths.
+    /// Bounds of rows of different lengths: see [`Step::packed`].
     pub packed: Option<Packed<'a>>,
-    /// [`Step::fresh`], `[B]`.
+    /// Rows that start from zeros, `[B]`: see [`Step::fresh`].
     pub fresh: Option<Tensor<'a>>,
-    /// [`Step::positions`], `[B]`; of a prefill.
+    /// Positions of a prefill's rows, `[B]`: see [`Step::positions`].
     pub positions: Option<Tensor<'a>>,
-    /// [`Step::checkpoints`]; of a prefill.
+    /// Checkpoints of a prefill: see [`Step::checkpoints`].
     pub checkpoints: Option<Checkpoints<'a>>,
-    /// [`Step::workspace`]; of a prefill.
+    /// Workspace of a prefill: see [`Step::workspace`].
     pub workspace: Option<Tensor<'a>>,
 }
 
 impl<'a> Rows<'a> {
-    /// Rows of as many tokens each, in `slots` `[B]`.
+    /// Rows that all have the same number of tokens, in `slots` `[B]`.
     #[must_use]
     pub fn new(slots: Tensor<'a>) -> Self {
         Self {
@@ -63,14 +64,14 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Row b's state goes to slot `slots[b]`.
+    /// Writes row b's state to slot `slots[b]`.
     #[must_use]
     pub fn write_slots(mut self, slots: Tensor<'a>) -> Self {
         self.write_slots = Some(slots);
         self
     }
 
-    /// As [`Step::packed`].
+    /// Rows of different lengths: see [`Step::packed`].
     #[must_use]
     pub fn packed(mut self, cu_seqlens: Tensor<'a>, max_tokens: usize) -> Self {
         self.packed = Some(Packed {
@@ -80,40 +81,40 @@ impl<'a> Rows<'a> {
         self
     }
 
-    /// As [`Step::fresh`].
+    /// Marks rows that start from zeros: see [`Step::fresh`].
     #[must_use]
     pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
         self.fresh = Some(fresh);
         self
     }
 
-    /// As [`Step::positions`].
+    /// Gives the positions of a prefill's rows: see [`Step::positions`].
     #[must_use]
     pub fn positions(mut self, positions: Tensor<'a>) -> Self {
         self.positions = Some(positions);
         self
     }
 
-    /// As [`Step::checkpoints`].
+    /// Keeps checkpoints of a prefill: see [`Step::checkpoints`].
     #[must_use]
     pub fn checkpoints(mut self, every: usize, slots: Tensor<'a>) -> Self {
         self.checkpoints = Some(Checkpoints { every, slots });
         self
     }
 
-    /// As [`Step::workspace`].
+    /// Gives a prefill its workspace: see [`Step::workspace`].
     #[must_use]
     pub fn workspace(mut self, workspace: Tensor<'a>) -> Self {
         self.workspace = Some(workspace);
         self
     }
 
-    /// B.
+    /// Number of rows, B.
     pub(super) fn batch(&self) -> usize {
         self.slots.dims().first().copied().unwrap_or(0)
     }
 
-    /// The same rows of up to `tokens` tokens, and the outer dims of their tensors.
+    /// The same rows with up to `tokens` tokens each, and the outer dims of their tensors.
     pub(super) fn of(&self, tokens: usize) -> (Self, [usize; 2]) {
         let batch = self.batch();
         let Some(packed) = self.packed else {

@@ -51,7 +51,7 @@ fn pools() -> [Tensor<'static>; 2] {
     ]
 }
 
-/// Two works have the same problem, variant, tensors and parameters.
+/// Asserts that two works have the same problem, variant, tensors and parameters.
 #[track_caller]
 fn same<W: Work, V: Work>(got: &W, wanted: &V) {
     let (got, wanted) = (got.request(), wanted.request());
@@ -65,14 +65,14 @@ fn same<W: Work, V: Work>(got: &W, wanted: &V) {
     assert_eq!(got.checkpoint_every(), wanted.checkpoint_every());
 }
 
-/// Tokens of these outer dims, of GDN and of KDA, and their output.
+/// A GDN and a KDA projection with these outer dims.
 fn tokens(layer: &GdnLayer<'static>, [b, t]: [usize; 2]) -> [Projection<'static>; 2] {
     let gdn = layer.projection(tensor(Bf16, &[b, t, ROW])).unwrap();
     let g = tensor(Bf16, &[b, t, HV, K]);
     [gdn, Projection::new(gdn.x, [g, gdn.beta], gdn.z)]
 }
 
-/// Every method, against a step by hand, of a layer without any default.
+/// Every method of a layer without default options makes the same step as by hand.
 #[test]
 fn steps_are_those_by_hand() {
     let options = Options::default().head_map(HeadMap::Tiled).null_slot(0);
@@ -133,7 +133,7 @@ fn steps_are_those_by_hand() {
         .options(options);
     same(&kda_layer.verify(&of_kda, &rows, o), &verify);
 
-    // Of few tokens too a prefill, as one of prompts is.
+    // A layer's prefill is chunkwise for any number of tokens.
     let chunked = options.formulation(Formulation::Chunked);
     for total in [5, 900] {
         let [prompts, _] = tokens(&layer, [1, total]);
@@ -171,7 +171,7 @@ fn a_row_is_taken_apart() {
     );
 }
 
-/// A flush has windows where its ring has inputs, as the step of such a ring.
+/// If its ring has inputs, a flush has windows, like a step with this ring.
 #[test]
 fn a_flush_is_that_by_hand() {
     let [pool, windows] = pools();
@@ -190,7 +190,7 @@ fn a_flush_is_that_by_hand() {
     same(&layer.flush(drafts, &rows), &by_hand);
 }
 
-/// A layer that lives as long as the process makes steps of tensors that are borrowed for a launch.
+/// A layer that lives as long as the process makes steps from tensors that are borrowed for a launch.
 #[test]
 fn a_layer_outlives_the_tensors_of_a_step() {
     let [pool, windows] = pools();
@@ -264,7 +264,7 @@ fn refusals_name_the_tensor() {
     );
 }
 
-/// A pool that kernels may not write is no pool of a layer.
+/// A layer's pool must be writable.
 #[test]
 fn a_shared_pool_is_refused() {
     let floats = vec![0.0f32; SLOTS * D * 4];

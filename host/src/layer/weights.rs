@@ -5,31 +5,31 @@ use crate::step::{Activation, BetaScale, Gates, GdnGates, KdaBeta, KdaDecay, Kda
 use crate::step::{Convolution, Norm};
 use crate::tensor::Tensor;
 
-/// The weights of a layer between its projections; H, and the activations, as well.
+/// Weights of a layer between its projections, with H and the activations.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Weights<'a, P> {
-    /// H.
+    /// H, the number of query/key heads.
     pub heads: usize,
-    /// [`Convolution::weight`], `[D, W]`.
+    /// Weight of the convolution, `[D, W]`: see [`Convolution::weight`].
     pub conv: Tensor<'a>,
-    /// [`Convolution::bias`], `[D]`.
+    /// Bias of the convolution, `[D]`, if it has one: see [`Convolution::bias`].
     pub conv_bias: Option<Tensor<'a>>,
-    /// [`Convolution::activation`].
+    /// Activation of the convolution, by default SiLU: see [`Convolution::activation`].
     pub conv_activation: Activation,
     /// Parameters of the gates.
     pub parameters: P,
-    /// [`Norm::weight`], `[V]`.
+    /// Weight of the norm, `[V]`: see [`Norm::weight`].
     pub norm: Tensor<'a>,
-    /// [`Norm::eps`].
+    /// Epsilon of the norm: see [`Norm::eps`].
     pub eps: f32,
-    /// [`Norm::activation`].
+    /// Activation of z, by default SiLU: see [`Norm::activation`].
     pub norm_activation: Activation,
 }
 
 impl<'a, P> Weights<'a, P> {
-    /// H = `heads`, `conv` `[D, W]`, `norm` `[V]`. The convolution has no bias, and SiLU; z has SiLU too, which the field
-    /// `norm_activation` changes.
+    /// Weights with H = `heads`, `conv` `[D, W]` and `norm` `[V]`. The convolution has no bias, and its activation is SiLU. The
+    /// activation of z is SiLU too; the field `norm_activation` changes that.
     #[must_use]
     pub fn new(heads: usize, conv: Tensor<'a>, parameters: P, norm: Tensor<'a>, eps: f32) -> Self {
         Self {
@@ -47,17 +47,17 @@ impl<'a, P> Weights<'a, P> {
 
 /// Parameters of gates: [`GdnParameters`] or [`KdaParameters`].
 pub trait Parameters<'a>: Copy + sealed::Parameters {
-    /// The gates of tokens.
+    /// The gates that these parameters make.
     type Gates: Gates;
 
-    /// The gates of tokens that bring `gate` (a or g) and `beta` (b or β).
+    /// The gates of tokens with the inputs `gate` (a or g) and `beta` (b or β).
     fn gates(&self, gate: Tensor<'a>, beta: Tensor<'a>) -> Self::Gates;
 }
 
 pub(super) mod sealed {
-    /// Tells the operators apart.
+    /// Distinguishes the operators.
     pub trait Parameters {
-        /// A decay is one for each key channel.
+        /// Whether there is a decay for each key channel, as in KDA.
         const PER_CHANNEL: bool;
     }
 }
@@ -66,16 +66,16 @@ pub(super) mod sealed {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct GdnParameters<'a> {
-    /// `[HV]`, f32.
+    /// `A_log`, `[HV]`, f32.
     pub a_log: Tensor<'a>,
-    /// `[HV]`, f32.
+    /// `dt_bias`, `[HV]`, f32.
     pub dt_bias: Tensor<'a>,
-    /// Factor of sigmoid(b).
+    /// Factor of sigmoid(b), by default 1.
     pub beta_scale: BetaScale,
 }
 
 impl<'a> GdnParameters<'a> {
-    /// `A_log` and `dt_bias` `[HV]`, f32; β is in (0, 1), which the field `beta_scale` changes.
+    /// `A_log` and `dt_bias`, both `[HV]` and f32. β is in (0, 1); the field `beta_scale` changes that.
     #[must_use]
     pub fn new(a_log: Tensor<'a>, dt_bias: Tensor<'a>) -> Self {
         Self {
@@ -92,12 +92,12 @@ impl<'a> GdnParameters<'a> {
 pub struct KdaParameters<'a> {
     /// Kind of the decay, with `A_log` and `dt_bias`.
     pub kind: KdaDecay<'a>,
-    /// Kind of the projection's β.
+    /// Whether the projection gives β or its logit, which is the default.
     pub beta_kind: KdaBeta,
 }
 
 impl<'a> KdaParameters<'a> {
-    /// The decay is of this kind; β comes as its logit, which the field `beta_kind` changes.
+    /// A decay of `kind`. β is given as its logit; the field `beta_kind` changes that.
     #[must_use]
     pub fn new(kind: KdaDecay<'a>) -> Self {
         let beta_kind = KdaBeta::Logit;

@@ -1,4 +1,4 @@
-//! Memory that a library's kernels reach.
+//! Memory that the kernels of a library can access.
 
 use half::{bf16, f16};
 
@@ -6,17 +6,17 @@ use crate::driver::{Context, DeviceMemory};
 use crate::error::Error;
 use crate::tensor::{DType, Memory, Tensor};
 
-/// The elements of a tensor, on the GPU of a context or, without one, where the simulator reaches them.
+/// Elements of a tensor, in GPU memory if there is a context, otherwise in host memory for the simulator.
 pub struct Buffer {
     dtype: DType,
     len: usize,
-    /// The elements, 16-byte aligned; stale while they are on a GPU.
+    /// The elements, 16-byte aligned; stale after a GPU has written its copy.
     words: Vec<u128>,
     device: Option<DeviceMemory>,
 }
 
 impl Buffer {
-    /// bf16, f16 or f32.
+    /// A tensor of bf16, f16 or f32.
     pub fn floats(context: Option<&Context>, dtype: DType, values: &[f64]) -> Result<Self, Error> {
         let bits = |round: fn(f64) -> u16| -> Vec<u8> {
             let bits = values.iter().map(|&x| round(x));
@@ -33,7 +33,7 @@ impl Buffer {
         Self::new(context, dtype, &bytes)
     }
 
-    /// i32.
+    /// A tensor of i32.
     pub fn indices(context: Option<&Context>, values: &[i32]) -> Result<Self, Error> {
         Self::new(context, DType::I32, bytemuck::cast_slice(values))
     }
@@ -53,7 +53,7 @@ impl Buffer {
         })
     }
 
-    /// To be read.
+    /// A read-only tensor.
     pub fn tensor(&self, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         match &self.device {
             Some(memory) => memory.tensor(self.dtype, dims),
@@ -64,7 +64,7 @@ impl Buffer {
         }
     }
 
-    /// To be written.
+    /// A writable tensor.
     pub fn tensor_mut(&mut self, dims: &[usize]) -> Result<Tensor<'_>, Error> {
         match &mut self.device {
             Some(memory) => memory.tensor_mut(self.dtype, dims),
@@ -75,7 +75,7 @@ impl Buffer {
         }
     }
 
-    /// Copies what a GPU has written.
+    /// Copies the elements back from the GPU.
     pub fn fetch(&mut self) -> Result<(), Error> {
         match &self.device {
             Some(memory) => memory.read(&mut self.words),
@@ -92,14 +92,14 @@ impl Buffer {
         &bytes[..self.len * self.dtype.size_of()]
     }
 
-    /// Inverts a bit, counted from the lowest, of an element that the simulator has written.
+    /// Inverts bit number `bit` (0 is the lowest) of an element that the simulator has written.
     #[cfg(test)]
     pub fn spoil(&mut self, element: usize, bit: usize) {
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
         bytes[element * self.dtype.size_of() + bit / 8] ^= 1 << (bit % 8);
     }
 
-    /// The values of floats.
+    /// Values of the elements, which are floats.
     pub fn values(&self) -> Vec<f64> {
         let bytes = self.bytes();
         let halves = |value: fn(u16) -> f64| -> Vec<f64> {

@@ -1,5 +1,4 @@
-//! Which launches a self-test makes: every entry, and every way of keeping states of every operator, state dtype and
-//! layout.
+//! Launches of a self-test: every entry, and every way of keeping states of every operator, state dtype and layout.
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Stage};
@@ -9,57 +8,58 @@ use gated_delta_kernels::prefill::workspace::tokens_bytes;
 use crate::step::{HeadMap, Kind, Mode, StateLayout};
 use crate::tensor::DType;
 
-/// B
+/// B.
 pub const ROWS: usize = 3;
-/// P
+/// P.
 pub const SLOTS: usize = 8;
-/// Row 1 is inactive.
+/// Slots that rows read; row 1 is inactive.
 pub const READ_SLOTS: [i32; ROWS] = [2, -1, 0];
-/// Another slot for every row.
+/// Slots that rows write, if they write other slots than they read.
 pub const WRITE_SLOTS: [i32; ROWS] = [1, 3, 4];
-/// Tokens of a row with token slots.
+/// T with token slots.
 const TOKEN_SLOTS_TOKENS: usize = 3;
-/// Row 1 would start from no slot.
+/// Token slots, `[B, T]`; row 1 has no slot to start from.
 const TOKEN_SLOTS: [[i32; TOKEN_SLOTS_TOKENS]; ROWS] = [[2, 5, -1], [-1, 6, 7], [0, 3, 1]];
-/// With token slots: row 2 starts from slot 3.
+/// Accepted tokens of each row with token slots: row 2 starts from slot 3.
 pub const ACCEPTED: [i32; ROWS] = [1, 1, 2];
 
-/// Rows 1 and 2 start from zeros, where any do.
+/// Fresh rows, if there are any: rows 1 and 2.
 pub const FRESH: [i32; ROWS] = [0, 1, -1];
-/// W
+/// W.
 pub const TAPS: usize = 4;
 
-/// Where states go.
+/// Destination of the states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Nowhere.
+    /// States are not written.
     Nothing,
-    /// Back to where they came from.
+    /// Each state goes to the slot that it was read from.
     InPlace,
-    /// To the write slots.
+    /// Each state goes to the row's write slot.
     Elsewhere,
-    /// Each to a slot of its own.
+    /// The state after each token goes to a token slot.
     EachToken,
 }
 
 /// A way of keeping states.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    /// For messages.
+    /// Name for messages.
     pub name: &'static str,
-    /// T; 0 for a commit.
+    /// T; 0 in a commit.
     pub tokens: usize,
     /// T'; 0 without previous tokens.
     pub previous: usize,
     pub keep: Keep,
     pub snapshots: bool,
-    /// A convolution makes q, k and v.
+    /// Whether a convolution makes q, k and v.
     pub conv: bool,
-    /// The outputs are normed.
+    /// Whether the outputs are normed.
     pub norm: bool,
-    /// Some rows start from zeros.
+    /// Whether some rows are fresh.
     pub fresh: bool,
-    /// Rows of one token are the first of [`PACKED`], and may be longer for all that the host knows.
+    /// Whether rows of one token come first in a packed launch of [`PACKED`] tokens. For all that the host knows, rows may be
+    /// longer.
     pub packed: bool,
 }
 
@@ -199,7 +199,7 @@ const LAYER_MTP: &[Way] = &[
     },
 ];
 
-/// Of more than 64 tokens, so that a row has two pieces.
+/// Prefills of more than 64 tokens, so that a row has two chunks.
 const PREFILL: &[Way] = &[
     Way::new("a prefill of 66 tokens in place", 66, 0, Keep::InPlace),
     Way {
@@ -222,7 +222,7 @@ const PREFILL: &[Way] = &[
     },
 ];
 
-/// Tokens of a launch of packed rows.
+/// `total` of a launch of packed rows.
 pub const PACKED: usize = 22 * ROWS;
 
 const SINGLE_PREFILL: &[Way] = &[
@@ -253,7 +253,7 @@ const SHORT_PREFILL: &[Way] = &[
     Way::new("a prefill of one token in place", 1, 0, Keep::InPlace),
 ];
 
-/// What log decays and betas are computed from.
+/// The form of the gates: inputs of log decays and betas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
     GdnRaw,
@@ -263,7 +263,7 @@ pub enum GateKind {
     KdaLowerBound,
 }
 
-/// A launch.
+/// A launch of one entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub entry: Entry,
@@ -281,22 +281,22 @@ impl Case {
         (h, h * self.kind.ratio as usize)
     }
 
-    /// K
+    /// K.
     pub fn key_dim(&self) -> usize {
         self.kind.k_dim as usize
     }
 
-    /// V
+    /// V.
     pub fn value_dim(&self) -> usize {
         self.kind.v_dim as usize
     }
 
-    /// Elements of the states of all value heads.
+    /// Elements per state slot: the states of all value heads.
     pub fn state(&self) -> usize {
         self.heads().1 * self.key_dim() * self.value_dim()
     }
 
-    /// The two inner dims of a state.
+    /// The two inner dims of a state, in the order of the layout.
     pub fn state_dims(&self) -> [usize; 2] {
         match self.kind.layout {
             StateLayout::KLast => [self.value_dim(), self.key_dim()],
@@ -304,12 +304,12 @@ impl Case {
         }
     }
 
-    /// `[B, T]`
+    /// The token slots `[B, T]`, if there are any.
     pub fn token_slots(&self) -> Option<[[i32; TOKEN_SLOTS_TOKENS]; ROWS]> {
         (self.way.keep == Keep::EachToken).then_some(TOKEN_SLOTS)
     }
 
-    /// All that is launched.
+    /// All entries of the launch.
     pub fn entries(&self) -> impl Iterator<Item = Entry> {
         let (single, packed) = (self.kind.single(), self.way.packed);
         let beside = self.kind.beside(self.way.conv);
@@ -317,7 +317,7 @@ impl Case {
         beside.chain([self.entry])
     }
 
-    /// B and T of what has the new tokens.
+    /// Outer dims of the tensors of new tokens: `[B, T]`, packed `[1, total]`.
     pub fn token_dims(&self) -> [usize; 2] {
         match self.way.packed {
             true => [1, PACKED],
@@ -325,7 +325,7 @@ impl Case {
         }
     }
 
-    /// f32 elements of the workspace.
+    /// Size of the workspace, in f32 elements.
     pub fn workspace_elements(&self) -> usize {
         self.kind.prepare().map_or(0, |prepare| {
             let (h, hv) = self.heads();
@@ -337,13 +337,13 @@ impl Case {
         })
     }
 
-    /// D
+    /// D.
     pub fn channels(&self) -> usize {
         let (h, hv) = self.heads();
         2 * h * self.key_dim() + hv * self.value_dim()
     }
 
-    /// Columns of a slot of windows.
+    /// Columns of a slot in the pool of windows.
     pub fn window_inputs(&self) -> usize {
         match self.way.keep {
             Keep::EachToken => TAPS - 2 + self.way.tokens,
@@ -351,7 +351,7 @@ impl Case {
         }
     }
 
-    /// The slot and the column that the window of row `b` begins at, unless it is inactive or fresh.
+    /// The slot and the column where the window of row `b` begins; `None` if the row is inactive or fresh.
     pub fn window(&self, b: usize) -> Option<(usize, usize)> {
         let start = self.start(b)?;
         match self.token_slots() {
@@ -363,7 +363,7 @@ impl Case {
         }
     }
 
-    /// `[B]`: previous tokens that are kept.
+    /// Number of previous tokens to keep, `[B]`.
     pub fn keep(&self) -> [usize; ROWS] {
         [1, 1, self.way.previous]
     }
@@ -372,12 +372,12 @@ impl Case {
         self.way.fresh && FRESH[b] != 0
     }
 
-    /// The slot that row `b` starts from, unless it is inactive or fresh.
+    /// The slot that row `b` starts from; `None` if the row is inactive or fresh.
     pub fn start(&self, b: usize) -> Option<usize> {
         if self.is_fresh(b) { None } else { self.read(b) }
     }
 
-    /// The slot that row `b` is to read, where it is live.
+    /// The slot that row `b` names for reading; `None` if it is inactive.
     fn read(&self, b: usize) -> Option<usize> {
         let slot = match self.token_slots() {
             Some(slots) => slots[b][ACCEPTED[b] as usize - 1],
@@ -386,12 +386,12 @@ impl Case {
         usize::try_from(slot).ok()
     }
 
-    /// Whether row `b` is computed: a fresh row needs no slot to read, but that which it writes, by default that.
+    /// Whether row `b` is active. A fresh row only needs a slot to write, which is by default the slot to read.
     pub fn is_active(&self, b: usize) -> bool {
         self.is_fresh(b) && self.way.keep == Keep::Elsewhere || self.read(b).is_some()
     }
 
-    /// The slot that row `b`'s last, or committed, state goes to.
+    /// The slot that row `b`'s last or committed state goes to.
     pub fn end(&self, b: usize) -> Option<usize> {
         if !self.is_active(b) {
             return None;
@@ -404,11 +404,11 @@ impl Case {
     }
 }
 
-/// All of them.
+/// All cases.
 pub fn cases() -> Vec<Case> {
     use StateLayout::{KLast, VLast};
     let mut cases = Vec::new();
-    // One token of a GDN layer alone is computed by the decode's kernels.
+    // GDN steps of one token without a convolution or a norm are computed by the kernels for decodes.
     let [_, several @ ..] = RECURRENT else {
         return cases;
     };
@@ -460,7 +460,7 @@ fn with_fresh(ways: &[Way]) -> Vec<Way> {
     [ways, &[fresh]].concat()
 }
 
-/// Every entry of a family at least once, and each of `ways` at least once.
+/// Adds cases that have every entry of a family, and each of `ways`, at least once.
 fn family(
     cases: &mut Vec<Case>,
     (family, per_channel): (Family, bool),
@@ -490,7 +490,7 @@ fn family(
         tokens: 1,
         norm: false,
     });
-    // With two value heads to a query/key head where the entry takes them.
+    // Two value heads per query/key head, if the entry supports that.
     let variants = kinds.map(|kind| {
         kind.variants().map(move |entry| {
             let ratio = entry.max_ratio().min(2);
@@ -499,7 +499,7 @@ fn family(
     });
     let variants: Vec<_> = variants.into_iter().flatten().collect();
     let count = variants.len().max(ways.len());
-    // The layouts begin with different ways, so that each variant meets several.
+    // The layouts begin with different ways, so that each variant is launched in several ways.
     let first = match layout {
         StateLayout::KLast => 0,
         StateLayout::VLast => ways.len() / 2,

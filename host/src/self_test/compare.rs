@@ -1,4 +1,4 @@
-//! The reference's names for what this crate calls otherwise.
+//! Conversions from this crate's types to the reference's.
 
 use gated_delta_reference::{compare, gate, recurrent};
 
@@ -33,7 +33,8 @@ impl From<Activation> for gate::Activation {
     }
 }
 
-/// Of what [`Work::formulation`](crate::Work::formulation) says; `Auto` itself computes nothing, and has the narrowest.
+/// The tolerance of what [`Work::formulation`](crate::Work::formulation) returns, which is never `Auto`; `Auto` gets the
+/// narrowest.
 impl From<Formulation> for compare::Tolerance {
     fn from(formulation: Formulation) -> Self {
         match formulation {
@@ -44,7 +45,7 @@ impl From<Formulation> for compare::Tolerance {
     }
 }
 
-/// Integers, which are no results, are held to what f32 is.
+/// Integers, which are never results, count as f32.
 impl From<DType> for compare::DType {
     fn from(dtype: DType) -> Self {
         match dtype {

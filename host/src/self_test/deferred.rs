@@ -1,5 +1,5 @@
-//! States that wait for the tokens of a ring: a row with nothing pending, some with, one that folds, a fresh one, one that is
-//! inactive; the same with drafts, with a convolution and a norm, and a flush of them.
+//! Deferred write-back: rows without and with pending tokens, a row that flushes, a fresh and an inactive one; the same with
+//! drafts and with a convolution and a norm; and a launch that flushes these rows.
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_reference::compare::{
@@ -31,19 +31,19 @@ use crate::tensor::{DType, Tensor};
 
 const ROWS: usize = 6;
 const SLOTS: usize = 7;
-/// R
+/// R.
 const ENTRIES: usize = 20;
-/// Of N = 8; twice as many of 16.
+/// Pending tokens of each row for N = 8; twice as many for N = 16.
 const LEN: [i32; ROWS] = [0, 3, 8, 5, 77, 2];
 const BASE: [i32; ROWS] = [4, 18, 5, 0, 10, 3];
 const READ_SLOTS: [i32; ROWS] = [2, 5, 0, -1, 3, 6];
 const FRESH: [i32; ROWS] = [0, 0, 0, 0, 1, 0];
 /// H and HV.
 const HEADS: [usize; 2] = [1, 2];
-/// No log decay is further from 0.
+/// Bound of the magnitude of log decays.
 const MOST_DECAY: f64 = 0.5;
 
-/// Every entry whose states wait.
+/// Every entry with deferred write-back.
 pub fn entries() -> impl Iterator<Item = Entry> {
     let is_deferred = |entry: &Entry| {
         let computes = entry.computes();
@@ -52,39 +52,39 @@ pub fn entries() -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_deferred)
 }
 
-/// What `entry` is launched with: so many tokens.
+/// Numbers of tokens that `entry` is launched with; 0 is a flush.
 pub fn tokens(entry: Entry) -> &'static [usize] {
     match entry.computes() {
         Some(computes) if computes.family.is_parallel() => &[4, 1, 0],
-        // A flush of it is that of decodes.
+        // A layer's ring is flushed by the entry that flushes decodes.
         _ if is_layer(entry) => &[1],
         _ => &[1, 0],
     }
 }
 
-/// What an entry is launched with.
+/// Dims and formulation of a launch.
 #[derive(Clone, Copy)]
 struct Shape {
     per_channel: bool,
-    /// K = V
+    /// K = V.
     dim: usize,
-    /// T, or 0 for a flush.
+    /// T; 0 in a flush.
     tokens: usize,
     formulation: Formulation,
 }
 
 impl Shape {
-    /// T of tensors that a flush has no use for.
+    /// T of the tensors; 1 in a flush, which does not use them.
     fn width(self) -> usize {
         self.tokens.max(1)
     }
 
-    /// N
+    /// N.
     fn most(self) -> usize {
         max_pending(self.formulation)
     }
 
-    /// Pending tokens of each row.
+    /// Number of pending tokens of each row.
     fn len(self) -> [i32; ROWS] {
         LEN.map(|len| len * (self.most() / MAX_PENDING) as i32)
     }
@@ -102,7 +102,7 @@ fn is_layer(entry: Entry) -> bool {
     (entry.computes()).is_some_and(|computes| computes.family.layer && computes.family.deferred)
 }
 
-/// What a launch reads and writes.
+/// Tensors of a launch.
 struct Memory {
     q: Buffer,
     k: Buffer,
@@ -113,14 +113,14 @@ struct Memory {
     len: Buffer,
     base: Buffer,
     fresh: Buffer,
-    /// What is around the recurrence: x, the convolution's weight and bias, z, the norm's weight.
+    /// Tensors of the convolution and the norm: x, the convolution's weight and bias, z, the norm's weight.
     around: Option<[Buffer; 5]>,
-    /// o, pool, keys, updates, decays, windows, inputs.
+    /// Written tensors: o, pool, keys, updates, decays, windows, inputs.
     written: [Buffer; 7],
 }
 
-/// Launches `entry` with `tokens` tokens, or as a flush, of KDA where `per_channel`, and compares all that it leaves behind; the largest error, as a
-/// part of what is allowed.
+/// Launches `entry` with `tokens` tokens, or a flush for 0, as KDA if `per_channel`. Compares all results, and returns the
+/// largest error as a fraction of the allowed error.
 pub fn check(
     library: &Library,
     context: Option<&Context>,
@@ -181,7 +181,7 @@ pub fn check(
         false => vec![f64::NAN; SLOTS * ENTRIES],
     };
     let input_channels = of_inputs.len() / (SLOTS * ENTRIES);
-    // What is not pending is NaN.
+    // Entries that are not pending are NaN.
     for slot in 0..SLOTS {
         let row = (0..ROWS).find(|&b| READ_SLOTS[b] as usize == slot && FRESH[b] == 0);
         let is_pending = |entry: usize| {
@@ -223,7 +223,7 @@ pub fn check(
             }
         }
     }
-    // A convolution makes k in f32.
+    // k is f32 if a convolution makes it.
     let of_keys = if layer { DType::F32 } else { DType::Bf16 };
     let floats = |dtype, values: &[f64]| Buffer::floats(context, dtype, values);
     let indices = |values: &[i32]| Buffer::indices(context, values);
@@ -257,7 +257,7 @@ pub fn check(
             floats(DType::Bf16, &of_inputs)?,
         ],
     };
-    // As they are in memory.
+    // The values as they are stored.
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(Buffer::values);
     let [g, beta] = [&memory.g, &memory.beta].map(Buffer::values);
     let written = memory.written.each_ref().map(Buffer::values);
@@ -274,7 +274,7 @@ pub fn check(
         .map(|buffer| buffer.bytes().to_vec());
 
     let queue = stream.map_or(StreamRef::default_stream(), Stream::as_ref);
-    // SAFETY: the memory lives until the launch is done, below, and is nobody else's.
+    // SAFETY: the memory lives until the launch is done, below, and nothing else uses it.
     let enqueued = unsafe { memory.enqueue(library, queue, entry, shape) };
     let done = stream.map_or(Ok(()), Stream::synchronize);
     enqueued.and(done)?;
@@ -341,7 +341,7 @@ pub fn check(
         deferred(&problem, &pools, &rings).map_err(|error| wrong(error.to_string()))
     };
     let folded = says([&pool, &windows], first_len, BASE, None)?;
-    // What comes after a fold starts from the state as it was stored.
+    // Tokens after a flush start from the stored, rounded state.
     let (mut stored, mut len, mut base) = ([pool.clone(), windows.clone()], first_len, BASE);
     let got = [1, 5].map(|i| memory.written[i].values());
     let is_fresh = |b: usize| tokens > 0 && FRESH[b] != 0;
@@ -351,7 +351,7 @@ pub fn check(
         live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || folds(of, tokens, most))))
     };
     for b in (0..ROWS).filter(|&b| writes(b) && !is_fresh(b)) {
-        // Windows that do not wait have moved with the token too.
+        // Windows without a ring of inputs have already taken in the new token.
         let parts = if windows_wait { 2 } else { 1 };
         for (stored, got) in stored.iter_mut().zip(&got).take(parts) {
             let of_slot = got.len() / SLOTS;
@@ -370,7 +370,7 @@ pub fn check(
     let bound = |tolerance: f64| {
         (tolerance + LOG_DECAY * (before_last + 1.0) * MOST_DECAY + 4.0 * of_conv) * size
     };
-    // Of each row's heads; zeros of an inactive row's.
+    // Allowed error of o, per row, token and value head; 0 for inactive rows.
     let mut of_outputs = vec![0.0; ROWS * tokens * hv];
     for (i, allowed) in of_outputs.iter_mut().enumerate() {
         if !live(i / (tokens * hv)) {
@@ -403,7 +403,7 @@ pub fn check(
 
 impl Memory {
     /// # Safety
-    /// The memory stays as it is until `stream` has passed the launch.
+    /// The memory is not used otherwise until `stream` has passed the launch.
     unsafe fn enqueue(
         &mut self,
         library: &Library,
@@ -481,11 +481,12 @@ impl Memory {
                 Box::new(with(Kda::new(inputs, gates, o, states), norm, waiting))
             }
         };
-        // SAFETY: the caller's promise; live rows have slots of their own.
+        // SAFETY: the caller's promise; no two live rows have one slot.
         unsafe { library.launch_with(stream, &*work, entry) }
     }
 
-    /// The largest error of what is written, as a part of what is allowed; the rest is as it was, bit for bit.
+    /// Checks that written elements are within their bounds and all others unchanged, bit for bit. Returns the largest error as a
+    /// fraction of the allowed error.
     fn compare(
         &self,
         before: &[Vec<u8>; 7],
@@ -516,7 +517,7 @@ impl Memory {
             let (got, dtype) = (buffer.values(), buffer.dtype());
             let parts = if i == 0 { ROWS } else { SLOTS };
             let (of_part, bytes) = (got.len() / parts, buffer.bytes());
-            // Elements that follow each other, of a head and a token, and of an entry of its ring.
+            // Length of the runs that are compared together: one head of a token, one ring entry of a head, or a whole slot.
             let run = match i {
                 0 => shape.dim,
                 1 | 5 => of_part,
@@ -535,7 +536,7 @@ impl Memory {
                         0 => shape.tokens > 0,
                         1 => writes(b),
                         5 if windows_wait => writes(b),
-                        // They move with every token.
+                        // Without a ring of inputs, windows move with every token.
                         5 => layer && live(b),
                         6 if !windows_wait => false,
                         _ => {

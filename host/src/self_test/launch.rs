@@ -1,4 +1,4 @@
-//! The launch of a case.
+//! Launches a case.
 
 use super::cases::{Case, Keep, PACKED, ROWS};
 use super::tensors::{Inputs, Outputs, Views};
@@ -12,7 +12,7 @@ use crate::stream::StreamRef;
 /// Enqueues `case`.
 ///
 /// # Safety
-/// The tensors stay as they are until `stream` has passed the launch.
+/// The tensors are not used otherwise until `stream` has passed the launch.
 pub unsafe fn enqueue(
     library: &Library,
     stream: StreamRef<'_>,
@@ -31,7 +31,7 @@ pub unsafe fn enqueue(
     } else {
         work(case, inputs, views, inputs.gdn_gates(case, tokens)?)?
     };
-    // SAFETY: the caller's promise; live rows write slots of their own.
+    // SAFETY: the caller's promise; no two live rows write one slot.
     unsafe { library.launch_with(stream, &*work, case.entry) }
 }
 

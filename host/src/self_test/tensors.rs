@@ -1,4 +1,4 @@
-//! The tensors of a launch.
+//! Tensors of a launch.
 
 use super::LOWER_BOUND;
 use super::buffer::Buffer;
@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::step::{Convolution, GdnGates, KdaBeta, KdaDecay, KdaGates, Norm};
 use crate::tensor::{DType, Tensor};
 
-/// Tensors that are read.
+/// Tensors that a launch reads.
 pub struct Inputs {
     q: Buffer,
     pub tokens: Tokens,
@@ -23,12 +23,12 @@ pub struct Inputs {
     write_slots: Buffer,
     pub token_slots: Option<Buffer>,
     pub accepted: Buffer,
-    /// Of packed rows.
+    /// Bounds of packed rows.
     cu_seqlens: Buffer,
     pub around: Around,
 }
 
-/// Tensors of a convolution, a norm and fresh rows; empty where there are none.
+/// Tensors of a convolution, a norm and fresh rows; empty without these.
 pub struct Around {
     x: Buffer,
     previous_x: Buffer,
@@ -39,9 +39,9 @@ pub struct Around {
     fresh: Buffer,
 }
 
-/// Tensors of some tokens.
+/// Tensors of the new or the previous tokens.
 pub struct Tokens {
-    /// B and T or T', or those of packed rows.
+    /// Outer dims: `[B, T]`, `[B, T']`, or those of packed rows.
     dims: [usize; 2],
     k: Buffer,
     v: Buffer,
@@ -49,23 +49,23 @@ pub struct Tokens {
     beta: Buffer,
 }
 
-/// Tensors that are written.
+/// Tensors that a launch writes.
 pub struct Outputs {
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     pub o: Buffer,
-    /// `[P, HV, V, K]` or `[P, HV, K, V]`
+    /// `[P, HV, V, K]` or `[P, HV, K, V]`.
     pub pool: Buffer,
-    /// `[B, T + 1, HV, V, K]` or `[B, T + 1, HV, K, V]`
+    /// `[B, T + 1, HV, V, K]` or `[B, T + 1, HV, K, V]`.
     pub snapshots: Option<Buffer>,
-    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`
+    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`.
     pub windows: Option<Buffer>,
-    /// `[B, T + 1, D, W - 1]`
+    /// `[B, T + 1, D, W - 1]`.
     pub window_snapshots: Option<Buffer>,
-    /// Of a prefill of rows that are not short.
+    /// Workspace of a prefill whose rows may have more than 64 tokens.
     workspace: Option<Buffer>,
 }
 
-/// All of them.
+/// Views of all written tensors.
 pub struct Views<'a> {
     pub o: Tensor<'a>,
     pub pool: Tensor<'a>,
@@ -75,10 +75,10 @@ pub struct Views<'a> {
     pub workspace: Option<Tensor<'a>>,
 }
 
-/// Rows of one token, packed: the first of all.
+/// `cu_seqlens` of rows of one token each, at the start of the packed tensor.
 const BOUNDS: [i32; ROWS + 1] = [0, 1, 2, 3];
 
-/// What tokens have, and of packed ones NaN behind it, which nobody reads.
+/// The values of the tokens. For packed rows NaN follows up to [`PACKED`] tokens, which no row reads.
 fn padded(case: &Case, values: &[f64]) -> Vec<f64> {
     let mut padded = values.to_vec();
     if case.way.packed {
@@ -100,7 +100,7 @@ impl Around {
         })
     }
 
-    /// Of the new tokens, or, in a commit, of the previous ones; to write the windows that it reads.
+    /// The convolution of the new tokens, or of the previous ones in a commit. It reads and writes `windows`.
     pub fn convolution<'a>(
         &'a self,
         case: &Case,
@@ -208,7 +208,7 @@ impl Inputs {
             .tensor(&[rows, tokens, case.heads().0, case.key_dim()])
     }
 
-    /// `[B + 1]`
+    /// `[B + 1]`.
     pub fn cu_seqlens(&self) -> Result<Tensor<'_>, Error> {
         self.cu_seqlens.tensor(&[BOUNDS.len()])
     }
@@ -265,7 +265,7 @@ impl Inputs {
 }
 
 impl Outputs {
-    /// Full of NaN, but for the states that rows start from.
+    /// Tensors full of NaN, except for the states and windows that rows start from.
     pub fn new(context: Option<&Context>, case: &Case, values: &Values) -> Result<Self, Error> {
         let (_, hv) = case.heads();
         let [rows, tokens] = case.token_dims();

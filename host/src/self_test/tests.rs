@@ -9,7 +9,7 @@ use crate::tensor::DType;
 #[test]
 fn every_entry_on_states_is_right_in_the_simulator() {
     let report = Library::simulator().self_test().unwrap();
-    // Chains for other GPUs than Hopper are tested there.
+    // Scans for GPUs other than Hopper are tested in the simulator of such a GPU.
     let elsewhere = Library::simulator_of((8, 6));
     let of_elsewhere = |case: &Case| !serves(case.entry, machine::HOPPER);
     let cases: Vec<Case> = cases::cases().into_iter().filter(of_elsewhere).collect();
@@ -42,7 +42,7 @@ fn operator(case: &Case) -> (Family, bool) {
     (case.kind.family, case.kind.per_channel)
 }
 
-/// Each operator, layout and state dtype is launched in every way, with both dims.
+/// Every operator, layout and state dtype is launched in every way, with K = 64 and K = 128.
 #[test]
 fn every_family_is_launched_in_every_way() {
     let cases = cases::cases();
@@ -109,7 +109,7 @@ fn every_family_is_launched_in_every_way() {
     }
 }
 
-/// The first case of each kind, of those that are wanted.
+/// The first of the wanted cases of each kind.
 fn first_of_each<T: PartialEq>(
     wanted: impl Fn(&Case) -> bool,
     kind: impl Fn(&Case) -> T,
@@ -128,8 +128,8 @@ fn first_of_each<T: PartialEq>(
     cases
 }
 
-/// What the kernel computes is not what the reference is asked for: here, vectors of unit length. Of states that differ in their
-/// dtype alone one is asked for, which the next but one test is about.
+/// A kernel that computes something else than the reference fails by name: here q and k are normalised in one of them only. Of
+/// cases that differ only in the state dtype one is run; `a_single_wrong_element_fails` is about dtypes.
 #[test]
 fn a_kernel_with_another_constant_fails_by_name() {
     let truth: Says = |case, values, pool| {
@@ -151,13 +151,13 @@ fn a_kernel_with_another_constant_fails_by_name() {
     }
 }
 
-/// One input of a window, or of a snapshot of one, by one bit.
+/// One wrong bit in an input of a window, or of a window's snapshot, fails.
 #[test]
 fn a_single_wrong_window_fails() {
     let library = Library::simulator();
     let moves =
         |case: &Case| case.way.conv && case.way.keep == Keep::Elsewhere && case.kind.k_dim == 64;
-    // Windows have no layout of states, nor their dtype.
+    // Windows do not depend on the layout and the dtype of states.
     for case in first_of_each(moves, |case| (operator(case), case.way.name)) {
         let of_slot = case.channels() * (cases::TAPS - 1);
         let mut results = launch(&library, None, None, &case, Truth::new).unwrap();
@@ -167,7 +167,7 @@ fn a_single_wrong_window_fails() {
             }
             results.check()
         };
-        // Written, and nobody's to write.
+        // Slot 1 is written, slots 0 and 7 must not change.
         for slot in [1, 0, 7] {
             let message = spoil(slot * of_slot + 5).unwrap_err();
             let wanted = format!("window in slot {slot}: element 5: wanted ");
@@ -176,8 +176,8 @@ fn a_single_wrong_window_fails() {
         }
         let of_row = (case.way.tokens + 1) * of_slot;
         let steps = [
-            (0, 5),                         // written
-            (0, case.way.tokens * of_slot), // behind the last token
+            (0, 5),                         // inside a written window
+            (0, case.way.tokens * of_slot), // after the last token
             (1, 7),
         ];
         for (row, element) in steps {
@@ -195,7 +195,7 @@ fn a_single_wrong_window_fails() {
     }
 }
 
-/// One element of one tensor, changed by little, or at all where nothing is to be written.
+/// A small error in one element of one tensor fails; where nothing may be written, any change does.
 #[test]
 fn a_single_wrong_element_fails() {
     let library = Library::simulator();
@@ -206,7 +206,7 @@ fn a_single_wrong_element_fails() {
         let launched = || launch(&library, None, None, case, Truth::new).unwrap();
         launched().check().unwrap();
         let per_slot = case.state();
-        // A part in 16 of a value around a half, as each dtype has it.
+        // Changes a value near a half by a sixteenth, in each dtype.
         let bit = match state {
             DType::F32 => 19,
             DType::F16 => 6,
@@ -251,7 +251,7 @@ fn a_single_wrong_element_fails() {
             snapshots(per_slot + 2, bit),
             &["snapshot of row 0 after token 1", "element 2"],
         );
-        // The exponent: what was NaN no longer is.
+        // Changes the exponent, so that a NaN becomes a number.
         let top = if state == DType::F32 { 30 } else { 14 };
         let steps = case.way.tokens + 1;
         expect(

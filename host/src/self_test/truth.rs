@@ -1,4 +1,4 @@
-//! What the reference says about a launch.
+//! Results of a launch according to the reference.
 
 use gated_delta_reference::Error;
 use gated_delta_reference::compare::{Tolerance, norm, of_norm};
@@ -17,26 +17,26 @@ use super::cases::{
 use super::launch::formulation;
 use super::values::{EPS, Tokens, Values};
 
-/// What a launch has to leave behind in the rows that are active.
+/// The exact results for the active rows of a launch.
 pub struct Truth {
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     pub o: Vec<f64>,
-    /// `[B, T, HV]`: how far an output may be from the truth.
+    /// Allowed error of each head's output, `[B, T, HV]`.
     pub allowed: Vec<f64>,
-    /// `[B, T, HV, V, K]` or `[B, T, HV, K, V]`: the state after every token.
+    /// State after every token, `[B, T, HV, V, K]` or `[B, T, HV, K, V]`.
     pub states: Vec<f64>,
-    /// `[B, HV, V, K]` or `[B, HV, K, V]`: the state after the previous tokens that are kept.
+    /// State after the kept previous tokens, `[B, HV, V, K]` or `[B, HV, K, V]`.
     pub committed: Vec<f64>,
-    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`: all of them, where there are such.
+    /// All windows of the pool, `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`; `None` without a convolution.
     pub windows: Option<Vec<f64>>,
-    /// `[B, T + 1, D, W - 1]`, where there are such.
+    /// Snapshots of windows, `[B, T + 1, D, W - 1]`, if there are any.
     pub window_snapshots: Option<Vec<f64>>,
 }
 
 impl Truth {
-    /// Of a launch of `case`, with the states that its new tokens start from: those of the pool before it, or, where
-    /// previous tokens are committed, those that it has written to `pool`, since a right one may be rounded to either
-    /// of two neighbours.
+    /// The exact results of `case`. New tokens start from the states in the pool before the launch. If previous tokens are
+    /// committed, they start from the states that the launch has written to `pool`, since a correct state may be rounded to
+    /// either of two neighbours.
     pub fn new(case: &Case, values: &Values, pool: &[f64]) -> Result<Self, String> {
         let mut truth = Self {
             o: Vec::new(),
@@ -94,7 +94,7 @@ impl Truth {
                 0 => &values.pool[..],
                 _ => pool,
             };
-            // A fresh row is active by the slot that it writes.
+            // Whether a fresh row is active depends on the slot that it writes.
             let starts: Vec<i64> = match case.way.previous {
                 0 => (0..ROWS)
                     .map(|b| slot(case.start(b).or(case.end(b))))
@@ -140,7 +140,7 @@ impl Truth {
         Ok(truth)
     }
 
-    /// Norms the outputs, where they are, and says how far they may be off.
+    /// Norms the outputs, if the case has a norm, and computes their allowed errors.
     fn normed(
         &mut self,
         case: &Case,
@@ -188,7 +188,7 @@ fn conv(values: &Values) -> Conv<'_> {
     }
 }
 
-/// `[P, D, W - 1]`: the windows that rows start from, in the slots that their states do.
+/// Windows that rows start from, `[P, D, W - 1]`, in the slots of the states that rows start from.
 fn starting_windows(case: &Case, values: &Values) -> Vec<f64> {
     if !case.way.conv {
         return Vec::new();
@@ -209,7 +209,7 @@ fn starting_windows(case: &Case, values: &Values) -> Vec<f64> {
     windows
 }
 
-/// What the whole launch makes of windows: copies, which no rounding of states touches.
+/// Windows after the launch. They are copies of inputs, and do not depend on the rounding of states.
 fn windows_after(case: &Case, values: &Values) -> Result<LayerOutput, Error> {
     let (read_slots, write_slots) = (READ_SLOTS.map(i64::from), WRITE_SLOTS.map(i64::from));
     let token_slots = case.token_slots();
@@ -264,7 +264,7 @@ fn fresh(case: &Case) -> Option<&'static [i64]> {
     case.way.fresh.then_some(&FRESH_ROWS)
 }
 
-/// `[B, T, H, K]`, after a convolution; nothing without one.
+/// q after the convolution, `[B, T, H, K]`; `None` without one.
 fn query(case: &Case, values: &Values, windows: &[f64]) -> Result<Option<Vec<f64>>, Error> {
     if !case.way.conv {
         return Ok(None);
@@ -293,10 +293,10 @@ fn query(case: &Case, values: &Values, windows: &[f64]) -> Result<Option<Vec<f64
     Ok(Some(q))
 }
 
-/// As the reference takes them.
+/// `FRESH` in the type that the reference takes.
 static FRESH_ROWS: [i64; ROWS] = [FRESH[0] as i64, FRESH[1] as i64, FRESH[2] as i64];
 
-/// Tokens of which there are none.
+/// An empty set of tokens.
 static NOTHING: Tokens = Tokens {
     k: Vec::new(),
     v: Vec::new(),
@@ -304,7 +304,7 @@ static NOTHING: Tokens = Tokens {
     beta: Vec::new(),
 };
 
-/// The new tokens, as the reference takes them.
+/// The new tokens in the form that the reference takes.
 fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
     let (h, hv) = case.heads();
     let given = |given: &'a [f64]| if case.way.conv { &[] } else { given };
@@ -321,7 +321,7 @@ fn problem<'a>(case: &Case, values: &'a Values) -> Recurrent<'a> {
     }
 }
 
-/// The previous tokens, as the reference takes them.
+/// The previous tokens in the form that the reference takes.
 fn previous<'a>(case: &Case, values: &'a Values, keep: &'a [i64]) -> Previous<'a> {
     let given = |given: &'a [f64]| if case.way.conv { &[] } else { given };
     Previous {

@@ -1,55 +1,55 @@
-//! The numbers of a launch: exact in the dtypes that they are stored in.
+//! Random values for a launch, exact in the dtypes that they are stored in.
 
 use half::bf16;
 
 use super::cases::{Case, GateKind, ROWS, SLOTS, TAPS};
 
-/// Of a norm.
+/// Epsilon of the norm.
 pub const EPS: f32 = 1e-6;
 
-/// Values of some tokens.
+/// Values of the new or the previous tokens.
 pub struct Tokens {
-    /// `[B, T, H, K]`
+    /// `[B, T, H, K]`.
     pub k: Vec<f64>,
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     pub v: Vec<f64>,
-    /// `[B, T, HV]`, with KDA `[B, T, HV, K]`
+    /// `[B, T, HV]`, with KDA `[B, T, HV, K]`.
     pub gate: Vec<f64>,
-    /// `[B, T, HV]`
+    /// `[B, T, HV]`.
     pub beta: Vec<f64>,
 }
 
 /// Values of a launch.
 pub struct Values {
-    /// `[B, T, H, K]`
+    /// `[B, T, H, K]`.
     pub q: Vec<f64>,
     pub tokens: Tokens,
     pub previous: Tokens,
-    /// `[HV]`
+    /// `[HV]`.
     pub a_log: Vec<f64>,
-    /// `[HV]`, with KDA `[HV, K]`
+    /// `[HV]`, with KDA `[HV, K]`.
     pub dt_bias: Vec<f64>,
-    /// `[P, HV, V, K]` or `[P, HV, K, V]`; NaN in the slots that no row starts from.
+    /// `[P, HV, V, K]` or `[P, HV, K, V]`; NaN in slots that no row starts from.
     pub pool: Vec<f64>,
     pub around: Around,
 }
 
-/// Values of a convolution and a norm; empty where there are none.
+/// Values of a convolution and a norm; empty without these.
 #[derive(Default)]
 pub struct Around {
-    /// `[B, T, D]`
+    /// `[B, T, D]`.
     pub x: Vec<f64>,
-    /// `[B, T', D]`
+    /// `[B, T', D]`.
     pub previous_x: Vec<f64>,
-    /// `[D, W]`
+    /// `[D, W]`.
     pub conv_weight: Vec<f64>,
-    /// `[D]`
+    /// `[D]`.
     pub conv_bias: Vec<f64>,
-    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`; NaN but for the windows that rows start from.
+    /// `[P, D, W - 1]`, with token slots `[P, D, W - 2 + T]`; NaN except for the windows that rows start from.
     pub windows: Vec<f64>,
-    /// `[B, T, HV, V]`
+    /// `[B, T, HV, V]`.
     pub z: Vec<f64>,
-    /// `[V]`
+    /// `[V]`.
     pub norm_weight: Vec<f64>,
 }
 
@@ -92,11 +92,11 @@ impl Values {
     }
 }
 
-/// A sequence of numbers that look random.
+/// A pseudo-random sequence of numbers.
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// `count` of them, as bf16 holds them.
+    /// The next `count` numbers from `low` to `high`, exact in bf16.
     pub fn between(&mut self, low: f64, high: f64, count: usize) -> Vec<f64> {
         let next = |_| {
             self.0 ^= self.0 << 13;
@@ -108,7 +108,7 @@ impl Numbers {
         (0..count).map(next).collect()
     }
 
-    /// States of `len` elements in the slots that rows start from, and NaN in the others.
+    /// States of `len` elements in the slots that rows start from, NaN in all others.
     fn pool(&mut self, case: &Case, len: usize) -> Vec<f64> {
         let mut pool = vec![f64::NAN; SLOTS * len];
         for slot in (0..ROWS).filter_map(|b| case.start(b)) {
@@ -117,7 +117,7 @@ impl Numbers {
         pool
     }
 
-    /// The windows that rows start from, and NaN around them.
+    /// The windows that rows start from, NaN around them.
     fn windows(&mut self, case: &Case) -> Vec<f64> {
         let (channels, inputs) = (case.channels(), case.window_inputs());
         let mut windows = vec![f64::NAN; SLOTS * channels * inputs];

@@ -141,6 +141,32 @@ fn broadcast_overlapping_transposed_and_empty_views() {
     assert!(run([1; 3], 32, &interleaved, || load(all.address + 24)).is_err());
 }
 
+/// An access that is allowed says nothing of the next one there.
+#[test]
+fn accesses_after_one_that_is_allowed() {
+    let mut data = [0_u128; 2];
+    let q = Region {
+        writable: false,
+        dims: vec![7],
+        ..tensor("q", &mut data, &[8])
+    };
+    let regions = slice::from_ref(&q);
+    let longer = || {
+        load(q.address + 16);
+        // SAFETY: the simulator checks the address.
+        unsafe { global::load_b128(q.address + 16) }
+    };
+    let message =
+        "out-of-bounds 16-byte load: its last 4 bytes are outside `q` [7] (nearest element [6])";
+    assert_memcheck(regions, longer, 0, message);
+    let store_behind_a_load = || {
+        load(q.address);
+        store(q.address, 1);
+    };
+    let message = "4-byte store to the read-only `q` [7] at element [0]";
+    assert_memcheck(regions, store_behind_a_load, 0, message);
+}
+
 #[test]
 fn store_to_a_read_only_tensor() {
     let mut data = [0_u32; 8];

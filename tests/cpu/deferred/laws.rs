@@ -7,13 +7,16 @@ use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::deferred::{Problem, Spec};
 
 /// Runs `law` on every backend, for either operator, either state and either dim, alone, with drafts, in a layer, and with drafts
-/// in a layer of GDN of the smaller dim.
+/// in a layer of GDN of the smaller dim; of which gates that are given, not raw, have one without any of these.
 fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
     for backend in backends() {
         for operator in [Operator::Gdn, Operator::Kda] {
             for state in [DType::Bf16, DType::F32] {
                 for dim in [64, 128] {
                     for raw_gates in [false, true] {
+                        if !raw_gates && dim == 128 {
+                            continue;
+                        }
                         let spec = Spec {
                             raw_gates,
                             ..Spec::new(operator, state, dim, len)
@@ -222,10 +225,13 @@ fn a_draft_changes_nothing_before_it() {
     });
 }
 
-/// Twenty decodes on states that wait are twenty decodes: outputs, and the states that a flush leaves.
+/// Twenty decodes on states that wait are twenty decodes: outputs, and the states that a flush leaves; ten of larger states.
 #[test]
 fn waiting_changes_nothing_but_roundings() {
     law(&[0, 0], |backend, spec| {
+        if !spec.raw_gates {
+            return;
+        }
         let mut problem = spec.problem();
         let mut always = problem.clone();
         let far = |one: &[f64], other: &[f64]| {
@@ -237,7 +243,7 @@ fn waiting_changes_nothing_but_roundings() {
             DType::F32 => (2e-6, 8e-3),
             _ => (1.2e-2, 2e-2),
         };
-        for t in 0..20 {
+        for t in 0..if spec.dim == 64 { 20 } else { 10 } {
             let after = problem.run(backend, None);
             let folded = always.run(backend, None);
             for b in 0..spec.slots.len() {
@@ -266,6 +272,10 @@ fn waiting_changes_nothing_but_roundings() {
 #[test]
 fn what_forgets_all_forgets_all() {
     law(&[0, 3, 8, 1, 7], |backend, spec| {
+        // Each is given its log decays, those with raw gates too: once.
+        if !spec.raw_gates {
+            return;
+        }
         let given = Spec {
             raw_gates: false,
             ..spec.clone()

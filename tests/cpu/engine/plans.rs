@@ -33,7 +33,7 @@ fn a_planned_launch_has_the_bits_of_a_launch() {
 /// A plan of one row, launched with three, and with none.
 #[test]
 fn a_plan_is_for_any_number_of_rows() {
-    for family in Family::of_kernels() {
+    for family in Family::of_each_kind() {
         let spec = Spec {
             batch: 3,
             slots: SlotChoice::LIVE,

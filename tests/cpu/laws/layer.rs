@@ -59,25 +59,6 @@ fn what_is_off_changes_nothing() {
     });
 }
 
-/// Among layers alone, and with all of their variants: neither how blocks share the work.
-#[test]
-fn every_variant_of_a_layer_has_the_same_bits() {
-    law_of(
-        layers(),
-        // o is not rounded, so that the order of every sum is seen.
-        |spec| spec.form.qkvo[3] = DType::F32,
-        |backend, spec| {
-            let case = spec.case();
-            let all = variants(&case);
-            let first = backend.run(&case, Some(all[0]));
-            for variant in &all[1..] {
-                let after = backend.run(&case, Some(*variant));
-                assert!(after == first, "{} differs", variant.name());
-            }
-        },
-    );
-}
-
 /// A step of q, k and v that the reference convolved.
 fn convolved_before(problem: &Problem, case: &Case) -> Problem {
     let convolved = problem.convolved.as_ref().unwrap();
@@ -195,11 +176,11 @@ fn a_norm_is_of_what_there_is_without_it() {
     });
 }
 
-/// Thousands of tokens, each a launch in place by one of the variants in turn: windows bit for bit, o and f32 states as near
+/// Hundreds of tokens, each a launch in place by one of the variants in turn: windows bit for bit, o and f32 states as near
 /// the reference's, which goes its own way, as those of one launch. Some tokens begin anew.
 #[test]
 fn a_long_sequence_of_layer_steps_stays_near_the_truth() {
-    const STEPS: usize = 600;
+    const STEPS: usize = 300;
     let wanted = |family: Family| {
         family.layer && family.decode && family.state == DType::F32 && family.dim == 64
     };
@@ -241,7 +222,7 @@ fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
             ..spec.clone()
         }
         .problem();
-        problem.fresh = Some(Array::indices([i64::from(step % 700 == 699)]));
+        problem.fresh = Some(Array::indices([i64::from(step % 100 == 99)]));
         (problem.a_log, problem.dt_bias) = (first.a_log.clone(), first.dt_bias.clone());
         if let Some(convolved) = &mut problem.convolved {
             convolved.weight = weights.weight.clone();
@@ -270,7 +251,7 @@ fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
         };
         let after = backend.run(&next, Some(variants[step % variants.len()]));
 
-        if step % 700 == 699 {
+        if step % 100 == 99 {
             inputs.fill(0);
         }
         let x = next.bits(&next.convolved.as_ref().unwrap().x);
@@ -355,7 +336,7 @@ fn fresh_rows_start_from_zeros() {
 /// Without states written a fresh row is one of zeros too, and by a dead slot inactive.
 #[test]
 fn fresh_rows_of_a_launch_that_writes_nothing() {
-    for family in Family::of_kernels() {
+    for family in Family::of_each_kind() {
         let mut spec = Spec {
             batch: 3,
             slots: SlotChoice {

@@ -167,12 +167,14 @@ fn lengths_are_whatever_the_bounds_say() {
             };
             let packed = spec.problem().packed();
             let none = packed.take_tokens(&[]);
-            for (problem, bounds) in [
-                (&packed, [0, 3, 3, 3, 5]),
+            let all = [
                 (&packed, [2, 2, 5, 6, 6]),
-                (&packed, [12; 5]),
                 (&none, [0; 5]),
-            ] {
+                (&packed, [0, 3, 3, 3, 5]),
+                (&packed, [12; 5]),
+            ];
+            let of_size = if family.dim > 64 { &all[..2] } else { &all };
+            for &(problem, bounds) in of_size {
                 let mut problem = problem.clone();
                 let lengths = problem.packed.as_mut().expect("rows are packed");
                 lengths.cu_seqlens = Array::indices(bounds);

@@ -9,7 +9,8 @@ use crate::backend::{Turns, backends};
 use crate::buffer::View;
 use crate::case::Case;
 use crate::problem::{Sizes, conv, window_snapshots};
-use crate::truth::{self, truth};
+use crate::truth;
+pub use crate::truth::truth;
 
 /// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`; NaN of what was read
 /// must be in the same places.
@@ -39,7 +40,15 @@ pub fn assert_close(what: &str, got: &[f64], exact: &[f64], dtype: DType, allowe
 /// reference has them, zeros for inactive rows, and every other byte of every buffer as it was.
 #[track_caller]
 pub fn check(before: &Case, after: &Case) {
-    let wanted = truth(before, Some(after));
+    check_by(&truth(before, Some(after)), before, after);
+}
+
+/// [`check`], of a launch about which the truth is `wanted`.
+///
+/// # Panics
+/// As [`check`].
+#[track_caller]
+pub fn check_by(wanted: &Judgement, before: &Case, after: &Case) {
     let rows = before.rows();
     let allowed = &wanted.allowed;
     let mut written = Vec::new();
@@ -110,7 +119,7 @@ pub fn check(before: &Case, after: &Case) {
     }
     let mut written = states.written;
     written.extend(after.workspace.clone());
-    written.extend(check_windows(before, after, &wanted));
+    written.extend(check_windows(before, after, wanted));
     assert_rest_unchanged(before, after, &written);
 }
 

@@ -17,7 +17,7 @@ use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, Pools, Projection};
 use gated_delta_reference::norm::GatedNorm as NormOfReference;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::backend::Backend;
@@ -454,7 +454,7 @@ impl Problem {
 
     fn fill(&mut self) {
         let spec = self.spec.clone();
-        let mut rng = StdRng::seed_from_u64(spec.seed);
+        let mut rng = SmallRng::seed_from_u64(spec.seed);
         let is_kda = spec.operator == Operator::Kda;
         for i in [Q, K, V] {
             self.random(i, &[], &mut rng, -1.0..1.0);
@@ -530,31 +530,43 @@ impl Problem {
     }
 
     /// Multiplies what lies at an index by a size.
-    fn spread_out(&mut self, i: usize, index: &[usize], rng: &mut StdRng) {
+    fn spread_out(&mut self, i: usize, index: &[usize], rng: &mut SmallRng) {
         let spec = &self.spec;
         let most = match [spec.io, spec.state].contains(&DType::F16) {
             true => 6,
             false => 100,
         };
-        let size = 2f32.powi(rng.random_range(-most..=most));
-        for position in self.views[i].entry(index).positions() {
-            let value = self.buffers[i].float(position) as f32;
-            self.buffers[i].set_float(position, value * size);
-        }
+        let size = 2f64.powi(rng.random_range(-most..=most));
+        self.change(i, index, |value| value * size);
     }
 
-    fn random(&mut self, i: usize, index: &[usize], rng: &mut StdRng, range: std::ops::Range<f32>) {
-        for position in self.views[i].entry(index).positions() {
-            self.buffers[i].set_float(position, rng.random_range(range.clone()));
-        }
+    fn random(
+        &mut self,
+        i: usize,
+        index: &[usize],
+        rng: &mut SmallRng,
+        range: std::ops::Range<f32>,
+    ) {
+        let width = range.end - range.start;
+        self.change(i, index, |_| {
+            (range.start + width * rng.random::<f32>()).into()
+        });
     }
 
     /// Multiples of ⅛ up to 1, so that a convolution's sums are exact, in f32 and before it.
-    fn eighths(&mut self, i: usize, index: &[usize], rng: &mut StdRng) {
-        for position in self.views[i].entry(index).positions() {
-            let value = rng.random_range(-8i8..=8);
-            self.buffers[i].set_float(position, f32::from(value) / 8.0);
-        }
+    fn eighths(&mut self, i: usize, index: &[usize], rng: &mut SmallRng) {
+        self.change(i, index, |_| f64::from(rng.random_range(-8i8..=8)) / 8.0);
+    }
+
+    /// Makes of each value that lies at an index another one.
+    fn change(&mut self, i: usize, index: &[usize], of: impl FnMut(f64) -> f64) {
+        let view = self.views[i].entry(index);
+        let values: Vec<f64> = self.buffers[i]
+            .floats_of(&view)
+            .into_iter()
+            .map(of)
+            .collect();
+        self.buffers[i].write(&view, &values);
     }
 
     fn floats_at(&self, i: usize, index: &[usize]) -> Vec<f64> {

@@ -5,7 +5,7 @@ use gated_delta_harness::arguments::{
     Arguments, Checkpoints, CommitConvolution, Convolved, GatedNorm, Kept, KeptX, New, Packed,
     Tokens,
 };
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 
@@ -135,7 +135,7 @@ impl Layout for Problem {
     fn case(&self, form: &Form) -> Case {
         let mut memory = Memory {
             buffers: Vec::new(),
-            rng: StdRng::seed_from_u64(form.seed),
+            rng: SmallRng::seed_from_u64(form.seed),
             form,
         };
         let new = self.new.as_ref().map(|New { q, tokens, o }| {
@@ -237,7 +237,7 @@ impl Layout for Problem {
 /// Buffers under construction.
 struct Memory<'a> {
     buffers: Vec<Buffer>,
-    rng: StdRng,
+    rng: SmallRng,
     form: &'a Form,
 }
 

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use gated_delta::{DType, Formulation};
 use rand::RngExt;
-use rand::rngs::StdRng;
+use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 
 use crate::spec::Spec;
@@ -75,7 +75,7 @@ pub(crate) struct Slots {
 impl Spec {
     /// Draws slots that are the caller's right: no two live rows write one slot, and none reads what another
     /// one writes. An inactive row may name a live row's slot, and a fresh row may read from any.
-    pub(crate) fn draw_slots(&self, fresh: Option<&[i64]>, rng: &mut StdRng) -> Slots {
+    pub(crate) fn draw_slots(&self, fresh: Option<&[i64]>, rng: &mut SmallRng) -> Slots {
         let choice = self.slots;
         if let Some(accepted) = choice.of_tokens {
             return self.draw_token_slots(accepted, fresh, rng);
@@ -109,7 +109,7 @@ impl Spec {
 
     /// Each slot is at most one token's; those that are left without one get an index that skips the store, or, where it
     /// is that of the row's window, makes the row inactive.
-    fn draw_token_slots(&self, accepted: bool, fresh: Option<&[i64]>, rng: &mut StdRng) -> Slots {
+    fn draw_token_slots(&self, accepted: bool, fresh: Option<&[i64]>, rng: &mut SmallRng) -> Slots {
         let (pool, write_pool) = self.pool_slots();
         let most = pool.max(write_pool.unwrap_or(pool));
         let mut free: Vec<i64> = (0..most as i64).collect();
@@ -163,7 +163,7 @@ impl Spec {
     }
 
     /// `[B, C]`: the last ones of the written pool, each once, or an index that skips the store.
-    pub(crate) fn draw_checkpoint_slots(&self, count: usize, rng: &mut StdRng) -> Vec<i64> {
+    pub(crate) fn draw_checkpoint_slots(&self, count: usize, rng: &mut SmallRng) -> Vec<i64> {
         let (pool, write_pool) = self.pool_slots();
         let written = write_pool.unwrap_or(pool);
         let mut slots: Vec<i64> = (written - count..written).map(|slot| slot as i64).collect();
@@ -181,7 +181,7 @@ impl Spec {
     }
 
     /// `[B]`: some rows are fresh.
-    pub(crate) fn draw_fresh(&self, rng: &mut StdRng) -> Vec<i64> {
+    pub(crate) fn draw_fresh(&self, rng: &mut SmallRng) -> Vec<i64> {
         let yes = match self.form.fresh {
             DType::U32 => vec![1, 1, 1 << 31, u32::MAX.into()],
             DType::I32 => vec![1, 1, -1, i32::MIN.into()],
@@ -196,7 +196,7 @@ impl Spec {
 
     /// `cu_seqlens` of rows of 0 to T tokens; there may be tokens around them that are nobody's, lengths beyond T, and
     /// bounds beyond the tokens. And how many tokens there are.
-    pub(crate) fn draw_lengths(&self, rng: &mut StdRng) -> (Vec<i64>, usize) {
+    pub(crate) fn draw_lengths(&self, rng: &mut SmallRng) -> (Vec<i64>, usize) {
         let mut bounds = vec![rng.random_range(0..=1)];
         for b in 0..self.batch {
             let too_long = self.slots.inactive && rng.random_ratio(1, 8);
@@ -228,7 +228,7 @@ impl Spec {
     }
 
     /// `[B]`: 0 to T' previous tokens.
-    pub(crate) fn draw_keep(&self, most: usize, rng: &mut StdRng) -> Vec<i64> {
+    pub(crate) fn draw_keep(&self, most: usize, rng: &mut SmallRng) -> Vec<i64> {
         let keep = |_| match self.slots.inactive && rng.random_ratio(1, 8) {
             true => self.bad_count(self.form.indices[5], 0..=most, rng),
             false => rng.random_range(0..=most) as i64,
@@ -237,7 +237,7 @@ impl Spec {
     }
 
     /// A number outside of `good`.
-    fn bad_count(&self, dtype: DType, good: RangeInclusive<usize>, rng: &mut StdRng) -> i64 {
+    fn bad_count(&self, dtype: DType, good: RangeInclusive<usize>, rng: &mut SmallRng) -> i64 {
         let (least, most) = (*good.start() as i64, *good.end() as i64);
         let mut bad = match dtype {
             DType::U32 => vec![most + 1, 1 << 31, u32::MAX.into()],
@@ -257,7 +257,7 @@ impl Spec {
     }
 
     /// Slots for row `b`.
-    fn candidate(&self, b: usize, inactive: bool, rng: &mut StdRng) -> (i64, i64) {
+    fn candidate(&self, b: usize, inactive: bool, rng: &mut SmallRng) -> (i64, i64) {
         let choice = self.slots;
         let (pool, write_pool) = self.own_slots();
         let write_pool = write_pool.unwrap_or(pool);
@@ -283,7 +283,7 @@ impl Spec {
     }
 
     /// An index that makes its row inactive in a pool of `slots`.
-    fn bad_slot(&self, dtype: DType, slots: usize, rng: &mut StdRng) -> i64 {
+    fn bad_slot(&self, dtype: DType, slots: usize, rng: &mut SmallRng) -> i64 {
         let slots = slots as i64;
         let mut bad = match dtype {
             DType::U32 => vec![slots, slots + 7, 1 << 31, u32::MAX.into()],

@@ -249,7 +249,11 @@ fn of_each<T>(args: &Arguments<View>, values: impl Fn(&View) -> T) -> Arguments<
 /// New tokens that come after committed ones start from the states that `stored` has, the case after the launch: those
 /// are right where they are near the truth, and a rounding of them may be either of two neighbours. Without it they
 /// start from the true ones.
-pub(crate) fn truth(before: &Case, stored: Option<&Case>) -> Judgement {
+///
+/// # Panics
+/// Where the reference refuses the case.
+#[must_use]
+pub fn truth(before: &Case, stored: Option<&Case>) -> Judgement {
     let tolerance = Tolerance::from(before.formulation());
     let values = Values::of(before);
     let stored = stored.map(|after| after.floats(&after.as_klast(after.written_pool())));

@@ -1,4 +1,4 @@
-//! What the engine adds to decode with gated-delta, in all.
+//! All code that the engine adds to decode with gated-delta.
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use gated_delta::{Context, Device, DeviceElement, Error, Library, StreamRef, Tensor};
@@ -6,7 +6,7 @@ use gated_delta::{Gdn, GdnGates, Inputs, States};
 
 use crate::engine::{Engine, Layer};
 
-/// The kernels, in the primary context of the engine's GPU: cudarc's own.
+/// The kernels, in the primary context of the engine's GPU, which is also cudarc's.
 pub fn library(engine: &Engine) -> Result<Library, Error> {
     let device = Device::get(engine.cuda.ordinal() as i32)?;
     Ok(Library::new(&Context::primary(device)?))
@@ -31,12 +31,12 @@ pub fn decode(library: &Library, engine: &Engine, layer: &mut Layer) -> Result<(
         States::update(tensor(&layer.states, &[slots, hv, d, d])?)
             .slots(tensor(&layer.slots, &[b])?),
     );
-    // SAFETY: the engine frees buffers in the order of its stream, and gives live rows slots of their own.
+    // SAFETY: the engine frees buffers in stream order, and no two live rows have one slot.
     unsafe { library.launch(StreamRef::from_raw(engine.stream.cu_stream().cast()), &step) }
 }
 
-/// A tensor in all of `slice`. The order of the engine's one stream is all that it needs; with several, keep what
-/// `device_ptr` returns beside the address until the launch.
+/// A tensor of all elements of `slice`. With one stream, its order is enough; with several streams, keep the guard that
+/// `device_ptr` returns until the launch.
 fn tensor<'a, T: DeviceElement>(at: &'a CudaSlice<T>, dims: &[usize]) -> Result<Tensor<'a>, Error> {
     let (address, _) = at.device_ptr(at.stream());
     // SAFETY: the layer's slices are as long as the dims that they are given here.

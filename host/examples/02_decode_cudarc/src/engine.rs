@@ -1,4 +1,4 @@
-//! An engine on cudarc, as it is without gated-delta: a context, a stream, the buffers of a layer.
+//! An engine on cudarc without gated-delta: a context, a stream, the buffers of a layer.
 
 use std::sync::Arc;
 
@@ -18,32 +18,32 @@ pub struct Engine {
 
 /// Buffers of a GDN layer, contiguous.
 pub struct Layer {
-    /// What their lengths are products of.
+    /// Sizes of the buffers.
     shape: Shape,
-    /// `[B, 1, H, K]`
+    /// `[B, 1, H, K]`.
     pub q: CudaSlice<bf16>,
-    /// `[B, 1, H, K]`
+    /// `[B, 1, H, K]`.
     pub k: CudaSlice<bf16>,
-    /// `[B, 1, HV, V]`
+    /// `[B, 1, HV, V]`.
     pub v: CudaSlice<bf16>,
-    /// `[B, 1, HV]`
+    /// `[B, 1, HV]`.
     pub a: CudaSlice<bf16>,
-    /// `[B, 1, HV]`
+    /// `[B, 1, HV]`.
     pub b: CudaSlice<bf16>,
-    /// `[HV]`
+    /// `[HV]`.
     pub a_log: CudaSlice<f32>,
-    /// `[HV]`
+    /// `[HV]`.
     pub dt_bias: CudaSlice<f32>,
-    /// `[B, 1, HV, V]`
+    /// `[B, 1, HV, V]`.
     pub o: CudaSlice<bf16>,
-    /// `[P, HV, V, K]`
+    /// `[P, HV, V, K]`.
     pub states: CudaSlice<f32>,
-    /// `[B]`
+    /// `[B]`.
     pub slots: CudaSlice<i32>,
 }
 
 impl Layer {
-    /// B, H, HV, K = V, P.
+    /// B, H, HV, K = V, and P.
     pub fn sizes(&self) -> (usize, usize, usize, usize, usize) {
         let shape = &self.shape;
         (
@@ -57,14 +57,14 @@ impl Layer {
 }
 
 impl Engine {
-    /// On the first GPU.
+    /// An engine on the first GPU.
     pub fn new() -> Result<Self> {
         let cuda = CudaContext::new(0)?;
         let stream = cuda.new_stream()?;
         Ok(Self { cuda, stream })
     }
 
-    /// A layer with the contents of `inputs`.
+    /// Buffers of a layer, with copies of `inputs`.
     pub fn layer(&self, inputs: &Inputs, slots: &[i32]) -> Result<Layer> {
         Ok(Layer {
             shape: inputs.shape,

@@ -1,5 +1,5 @@
-//! GDN decode in an engine on cudarc: its primary context, its stream, its buffers, no copy. The engine is in
-//! `engine.rs`, what it adds for gated-delta in `adapter.rs`; here is the check.
+//! A GDN decode in an engine on cudarc, with its primary context, stream and buffers, and without a copy. The engine is in
+//! `engine.rs`, the code for gated-delta in `adapter.rs`, and the check in this file.
 
 #[path = "../../common/mod.rs"]
 mod common;
@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use common::{Inputs, Rows, Shape};
 use engine::Engine;
 
-/// Qwen3-Next's layer.
+/// Shape of Qwen3-Next's layers.
 const SHAPE: Shape = Shape {
     batch: 4,
     tokens: 1,
@@ -21,10 +21,10 @@ const SHAPE: Shape = Shape {
     slots: 8,
 };
 
-/// A slot for each row; the second is padding.
+/// Slot of each row; the second row is padding.
 const SLOTS: [i32; 4] = [7, -1, 3, 4];
 
-/// Most lines of code that an engine should have to add.
+/// Bound of the lines of code that an engine has to add.
 const MOST_LINES: usize = 40;
 
 fn main() -> Result<()> {

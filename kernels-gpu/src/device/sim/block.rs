@@ -15,7 +15,7 @@ use super::counter::Counter;
 use super::fault::{Fault, Problem};
 use super::fibers::At;
 use super::matrix;
-use super::memory::{GlobalMemory, LastViews, Op, Request};
+use super::memory::{GlobalMemory, LastRuns, Op, Request};
 use super::race::{Access, Observer, block_index};
 use super::shared::SharedMemory;
 use super::warpgroup::Lent;
@@ -31,7 +31,7 @@ pub struct Block<'a> {
     /// Its place in the cluster.
     pub(super) rank: usize,
     shared: &'a SharedMemory,
-    last_views: LastViews,
+    last_runs: LastRuns,
     /// Linear index of the block.
     index: Cell<u32>,
     pub(super) threads: Box<[Thread]>,
@@ -171,7 +171,7 @@ impl<'a> Block<'a> {
             cluster,
             rank,
             shared,
-            last_views: LastViews::default(),
+            last_runs: LastRuns::default(),
             index: Cell::new(0),
             threads: (0..launch.shape.block).map(thread).collect(),
             running: Cell::new(0),
@@ -377,10 +377,12 @@ impl Block<'_> {
             size: size_of::<T>() as u64,
             op,
         };
-        let checked = self
-            .memory
-            .access(request, &self.observer(), &self.last_views);
-        checked.unwrap_or_else(|problem| problem.raise());
+        let checked = self.memory.check(request, &self.last_runs);
+        let remembered = checked.unwrap_or_else(|problem| problem.raise());
+        if let Some(view) = remembered {
+            let recorded = self.memory.record(view, request, &self.observer());
+            recorded.unwrap_or_else(|problem| problem.raise());
+        }
     }
 
     /// # Safety

@@ -39,15 +39,32 @@ impl fmt::Display for Request {
     }
 }
 
-/// The views in which a block found its last accesses, by page: what it comes back to is mostly in the same one.
+/// The runs of elements in which a block found its last accesses, by page: the next access is mostly in the same run.
 #[derive(Default)]
-pub struct LastViews([Cell<u16>; 1 << LAST_BITS]);
+pub struct LastRuns([Cell<Run>; 1 << LAST_BITS]);
 
 const LAST_BITS: u32 = 4;
 
-impl LastViews {
+/// Elements of a view without gaps between them.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    start: u64,
+    bytes: u64,
+    view: u32,
+    writable: bool,
+}
+
+impl Run {
     #[inline]
-    fn of(&self, address: u64) -> &Cell<u16> {
+    fn allows(&self, Request { address, size, op }: Request) -> bool {
+        let offset = address.wrapping_sub(self.start);
+        offset < self.bytes && size <= self.bytes - offset && (op != Op::Store || self.writable)
+    }
+}
+
+impl LastRuns {
+    #[inline]
+    fn of(&self, address: u64) -> &Cell<Run> {
         let page = (address / 4096).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.0[(page >> (64 - LAST_BITS)) as usize]
     }
@@ -72,36 +89,59 @@ impl<'a> GlobalMemory<'a> {
         Self { views, shadows }
     }
 
-    /// Checks an access and records it. `last_views` are where those of this caller were.
+    /// Checks where an access goes; the view, where its accesses are remembered. `last_runs` are those of this caller.
     #[inline]
-    pub fn access(
+    pub fn check(
         &self,
         request: Request,
-        by: &Observer<'_>,
-        last_views: &LastViews,
-    ) -> Result<(), Box<Problem>> {
-        let Request { address, size, op } = request;
-        if !address.is_multiple_of(size) {
+        last_runs: &LastRuns,
+    ) -> Result<Option<&View<'a>>, Box<Problem>> {
+        if !request.address.is_multiple_of(request.size) {
             return Err(self.misaligned(request));
         }
-        let allows = |view: &View<'_>| {
-            view.covers(address, size) && (op != Op::Store || view.region.writable)
-        };
-        let last = last_views.of(address);
-        let view = match self.views.get(usize::from(last.get())) {
-            Some(view) if allows(view) => view,
-            _ => {
-                let found = self.views.iter().position(allows);
-                let found = found.ok_or_else(|| self.outside(request))?;
-                last.set(found as u16);
-                &self.views[found]
-            }
-        };
-        let shadow = &self.shadows[view.shadow];
-        if !shadow.remembers() {
-            return Ok(());
+        let last = last_runs.of(request.address);
+        let mut run = last.get();
+        if !run.allows(request) {
+            let found = self.find(request, run.view as usize);
+            run = found.ok_or_else(|| self.outside(request))?;
+            last.set(run);
         }
-        shadow.change(address, size, |granule, at| {
+        let view = &self.views[run.view as usize];
+        Ok(self.shadows[view.shadow].remembers().then_some(view))
+    }
+
+    /// The run that allows an access, in view `last` or in another one; it is empty where the access goes over several.
+    #[inline(never)]
+    fn find(&self, Request { address, size, op }: Request, last: usize) -> Option<Run> {
+        let run_in = |at: usize| {
+            let view = &self.views[at];
+            let writable = view.region.writable;
+            if op == Op::Store && !writable {
+                return None;
+            }
+            let several = || view.covers(address, size).then_some(address..address);
+            let run = view.run_of(address, size).or_else(several)?;
+            Some(Run {
+                start: run.start,
+                bytes: run.end - run.start,
+                view: at as u32,
+                writable,
+            })
+        };
+        let again = (last < self.views.len()).then(|| run_in(last)).flatten();
+        again.or_else(|| (0..self.views.len()).find_map(run_in))
+    }
+
+    /// Records an access to `view`, whose accesses are remembered.
+    #[inline]
+    pub fn record(
+        &self,
+        view: &View<'_>,
+        request: Request,
+        by: &Observer<'_>,
+    ) -> Result<(), Box<Problem>> {
+        let Request { address, size, op } = request;
+        self.shadows[view.shadow].change(address, size, |granule, at| {
             let what = || format!("{request} of {view} at element {:?}", view.element(at).0);
             let recorded = if op == Op::Store {
                 granule.store(by)

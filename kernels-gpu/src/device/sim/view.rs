@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::fmt;
+use std::ops::Range;
 
 use super::Region;
 
@@ -79,29 +80,38 @@ impl<'a> View<'a> {
     }
 
     /// Whether all of `size` bytes at `address` are bytes of elements.
-    #[inline]
     pub fn covers(&self, address: u64, size: u64) -> bool {
-        let offset = address.wrapping_sub(self.start());
-        offset < self.reach
-            && (self.in_run(&self.axes[..self.outer], offset, size) || self.in_runs(address, size))
+        self.run_of(address, size).is_some() || self.in_runs(address, size)
     }
 
-    /// Whether `size` bytes at `offset` lie within one run.
+    /// The run in which all of `size` bytes at `address` lie, if one has them all.
     #[inline]
-    fn in_run(&self, outer: &[Axis], offset: u64, size: u64) -> bool {
+    pub fn run_of(&self, address: u64, size: u64) -> Option<Range<u64>> {
+        let offset = address.wrapping_sub(self.start());
+        if offset >= self.reach {
+            return None;
+        }
+        let start = address - self.offset_in_run(&self.axes[..self.outer], offset, size)?;
+        Some(start..start + self.run)
+    }
+
+    /// How far into a run `size` bytes at `offset` begin, if one has them all.
+    #[inline]
+    fn offset_in_run(&self, outer: &[Axis], offset: u64, size: u64) -> Option<u64> {
         let [axis, inner @ ..] = outer else {
-            return offset + size <= self.run;
+            return (offset + size <= self.run).then_some(offset);
         };
         let last = (offset / axis.stride).min(axis.count - 1);
         let mut rest = offset - last * axis.stride;
         // A second place is possible only where elements overlap.
         while rest < axis.reach && rest <= offset {
-            if self.in_run(inner, rest, size) {
-                return true;
+            let into = self.offset_in_run(inner, rest, size);
+            if into.is_some() {
+                return into;
             }
             rest += axis.stride;
         }
-        false
+        None
     }
 
     /// Whether each byte lies within a run.

@@ -1,9 +1,0 @@
-//! Both operators token by token, verify, resume and commit, against the reference: every entry on every backend, over random
-//! problems and switches.
-
-use gated_delta_kernels::for_each_entry;
-
-macro_rules! entries {
-    ($($table:tt)*) => { gated_delta_test_support::differential_tests!(recurrent: $($table)*); };
-}
-for_each_entry!(entries);
