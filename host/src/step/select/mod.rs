@@ -98,19 +98,19 @@ impl Kind {
 
     /// The convolution, which is launched before [`Self::prepare`] with the same constants.
     pub fn convolve(self) -> Option<Entry> {
-        const ALL: ByDim = by_dim!(Convolve, None);
+        const ALL: ByDim = by_dim!(Convolve, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
     /// The last launch, after its entries with the same constants: it writes windows, and norms o of rows that are not short.
     pub fn finish(self) -> Option<Entry> {
-        const ALL: ByDim = by_dim!(Finish, None);
+        const ALL: ByDim = by_dim!(Finish, _);
         self.of_dim(ALL).filter(|_| self.is_chunked())
     }
 
     /// The kernel of rows of one token, which is launched after its entries, concurrent with them, with the same constants.
     pub fn single(self) -> Option<Entry> {
-        const ALL: ByDim = by_dim!(Single, None);
+        const ALL: ByDim = by_dim!(Single, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
