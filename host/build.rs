@@ -151,16 +151,29 @@ fn arm(
         .collect();
     Some(format!(
         "({}, {per_channel}, {of_layout}, {of_state}, [{k}, {v}]){guard} => &[{}],\n",
-        pattern(family),
+        pattern(family)?,
         rows?
     ))
 }
 
-/// The pattern of a family, whose kernels' names begin with `name`.
-fn pattern(name: &str) -> String {
-    let words = name.split('_').filter_map(|word| word.split_at_checked(1));
-    let words = words.map(|(first, rest)| first.to_uppercase() + rest);
-    format!("Family::{}", words.collect::<String>())
+/// The pattern of a family, whose kernels' names begin with `name`; `None` where a word is none of theirs.
+fn pattern(name: &str) -> Option<String> {
+    let (mut form, mut layer, mut deferred) = ("Decode", false, false);
+    for word in name.split('_') {
+        match word {
+            "gdn" | "kda" | "decode" | "prefill" => {}
+            "layer" => layer = true,
+            "deferred" => deferred = true,
+            "mtp" | "recurrent" => form = "Recurrent",
+            "parallel" => form = "Parallel",
+            "chain" => form = "Chunked(Stage::Chain)",
+            "short" => form = "Chunked(Stage::Short)",
+            _ => return None,
+        }
+    }
+    Some(format!(
+        "Family {{ form: Form::{form}, layer: {layer}, deferred: {deferred} }}"
+    ))
 }
 
 /// The expression of a condition.

@@ -7,8 +7,8 @@ use gated_delta::kernel::specialise;
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::for_each_entry;
-use gated_delta_kernels::prefill::CHUNK;
-use gated_delta_kernels::{launch, machine};
+use gated_delta_kernels::launch::{self, Stage};
+use gated_delta_kernels::machine;
 use gated_delta_test_support::backend::{is_portable_chain, on_threads};
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
@@ -209,20 +209,17 @@ fn prefills_are_of_the_expected_instructions() {
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ';']))
             })
         };
-        use launch::Family::{
-            GdnPrefillChain, GdnPrefillPrepare, GdnPrefillShort, KdaPrefillChain,
-            KdaPrefillPrepare, KdaPrefillShort,
-        };
         let (prepares, walks) = match of {
-            GdnPrefillPrepare | KdaPrefillPrepare => (true, false),
-            GdnPrefillChain | KdaPrefillChain => (false, true),
-            GdnPrefillShort | KdaPrefillShort => (true, true),
+            Stage::Prepare => (true, false),
+            Stage::Chain => (false, true),
+            Stage::Short => (true, true),
             _ => (false, false),
         };
         let name = entry.name();
         let portable = is_portable_chain(*entry);
+        let per_channel = (entry.computes()).is_some_and(|it| it.per_channel == Some(true));
         // A preparation has products of warps alone.
-        let bulk = of == GdnPrefillPrepare;
+        let bulk = of == Stage::Prepare && !per_channel;
         for (wanted, has) in [
             ("wgmma.mma_async.sync.aligned", walks && !portable),
             ("wgmma.fence.sync.aligned", walks && !portable),
@@ -250,9 +247,8 @@ fn prefills_are_of_the_expected_instructions() {
 }
 
 /// Which part of a prefill an entry is.
-fn prefill_of(entry: Entry) -> Option<launch::Family> {
-    let of = entry.computes()?.family;
-    of.is_chunked().then_some(of)
+fn prefill_of(entry: Entry) -> Option<Stage> {
+    entry.computes()?.family.stage()
 }
 
 /// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.
@@ -449,34 +445,34 @@ const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"
 const OF_SCALES_OF_O: [&str; 2] = ["GD_HAS_NORM", "GD_O_ELEMENT"];
 
 /// Whether a part of a prefill uses a constant.
-fn is_of_prefill(of: launch::Family, per_channel: Option<bool>, symbol: &str) -> bool {
+fn is_of_prefill(of: Stage, per_channel: Option<bool>, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
-        return per_channel == Some(true) || of.takes_singles();
+        return per_channel == Some(true) || of == Stage::Single;
     }
     if has(&NOT_OF_A_PREFILL) {
         return false;
     }
-    if (of.convolves() || of.prepares()) && OF_SCALES_OF_O.contains(&symbol) {
+    if matches!(of, Stage::Convolve | Stage::Prepare) && OF_SCALES_OF_O.contains(&symbol) {
         return true;
     }
-    if of.convolves() {
+    if of == Stage::Convolve {
         return ["GD_H", "GD_SCALE"].contains(&symbol) || has(&OF_A_CONVOLUTION);
     }
-    if of.finishes() {
+    if of == Stage::Finish {
         let of_o = ["GD_H", "GD_SCALE"].contains(&symbol);
         return of_o || has(&OF_A_FINISH) || has(&OF_A_NORM);
     }
     if has(&[OF_WRITTEN_WINDOWS]) {
         return false;
     }
-    if of.prepares() {
+    if of == Stage::Prepare {
         return !has(&NOT_OF_A_PREPARATION)
             && !has(&OF_A_NORM)
             && !has(&OF_INPUTS_OF_A_CONVOLUTION);
     }
     // Only rows that are short are normed where their states are; but for a single token, element by element.
-    symbol != "GD_WIDE_NORM" || of.max_tokens() == CHUNK
+    symbol != "GD_WIDE_NORM" || of == Stage::Short
 }
 
 /// Whether its 16-bit states may be f16: not those of drafts that wait.

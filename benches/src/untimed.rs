@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gated_delta::{DType, Entry, Formulation, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_kernels::constants::Element;
-use gated_delta_kernels::launch::{Computes, Family, Layout, States};
+use gated_delta_kernels::launch::{Computes, Family, Layout, Stage, States};
 
 use crate::cell::{Cell, Mode, Op};
 use crate::deferred::{self, Drafts, OF_4, OF_8};
@@ -90,12 +90,7 @@ impl Wanted {
                 }
             }
         } else if family.is_deferred() {
-            let layer = matches!(
-                family,
-                Family::DeferredLayer
-                    | Family::GdnDeferredLayerParallel
-                    | Family::KdaDeferredLayerParallel
-            );
+            let layer = family.layer;
             let drafts: &[Drafts] = match (family.is_parallel(), round) {
                 (false, _) => &[Drafts::NONE],
                 (true, 0) => &[OF_4],
@@ -161,20 +156,12 @@ fn model(entry: Entry, operator: Operator, dim: usize) -> Model {
 
 /// Operator, mode and T of the steps of a kernel family.
 fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode, usize)> {
-    let op = match family {
-        Family::GdnDecode => Op::GdnDecode,
-        Family::Recurrent | Family::GdnMtpParallel | Family::KdaRecurrentParallel => match operator
-        {
-            Operator::Gdn => Op::GdnMtp,
-            Operator::Kda => Op::KdaRecurrent,
-        },
-        Family::Layer | Family::LayerMtp | Family::GdnLayerParallel | Family::KdaLayerParallel => {
-            match operator {
-                Operator::Gdn => Op::GdnLayer,
-                Operator::Kda => Op::KdaLayer,
-            }
-        }
-        _ => return Vec::new(),
+    let op = match (operator, family) {
+        (_, Family::DECODE) => Op::GdnDecode,
+        (Operator::Gdn, Family { layer: true, .. }) => Op::GdnLayer,
+        (Operator::Kda, Family { layer: true, .. }) => Op::KdaLayer,
+        (Operator::Gdn, _) => Op::GdnMtp,
+        (Operator::Kda, _) => Op::KdaRecurrent,
     };
     if family.max_tokens() == 1 {
         return vec![(op, Mode::Update, 1)];
@@ -207,14 +194,12 @@ fn prefills(
     case: impl Fn(&'static str, Vec<usize>) -> prefill::Case,
 ) -> Vec<prefill::Case> {
     let tails = || vec![37, 64, 12, 51, 30, 7, 60, 21];
-    match (family, round) {
-        (Family::GdnPrefillChain | Family::KdaPrefillChain, 0) => vec![case("1x1024", vec![1024])],
-        (Family::GdnPrefillChain | Family::KdaPrefillChain, _) => {
-            vec![case("8x1024", vec![1024; 8]), case("1x4096", vec![4096])]
-        }
-        (Family::GdnPrefillShort | Family::KdaPrefillShort, 0) => vec![case("8 tails", tails())],
-        (Family::GdnPrefillShort | Family::KdaPrefillShort, _) => vec![case("1x64", vec![64])],
-        (Family::PrefillSingle, 0) => vec![case("63x1", vec![1; 63])],
+    match (family.stage(), round) {
+        (Some(Stage::Chain), 0) => vec![case("1x1024", vec![1024])],
+        (Some(Stage::Chain), _) => vec![case("8x1024", vec![1024; 8]), case("1x4096", vec![4096])],
+        (Some(Stage::Short), 0) => vec![case("8 tails", tails())],
+        (Some(Stage::Short), _) => vec![case("1x64", vec![64])],
+        (Some(Stage::Single), 0) => vec![case("63x1", vec![1; 63])],
         _ => Vec::new(),
     }
 }

@@ -59,7 +59,7 @@ pub struct Recipe {
     pub shape: LaunchShape,
     /// The only parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or the
     /// [`LayerParams`] or the [`StepParams`] at its start; the driver knows the size, and copies no more. The launches of a
-    /// prompt in segments differ in [`PrefillParams::first_piece`] and the fields after it: [`Launch::params`].
+    /// prompt in segments differ in [`PrefillParams::first_chunk`] and the fields after it: [`Launch::params`].
     pub params: PrefillParams,
     /// The parameter, in place of `params`, of a kernel with deferred write-back ([`Step::pending`](crate::Step::pending)).
     pub deferred: Option<DeferredParams>,

@@ -3,6 +3,8 @@
 //! `constants!` makes one `u32` struct of it: the kernel reads it with `get()`, the host substitutes
 //! [`Constants::SYMBOLS`] by [`Constants::words`] and keys its module cache on the same value.
 
+pub use crate::device::shapes::Element;
+
 /// A struct of load-time constants.
 pub trait Constants: Copy + Eq + core::hash::Hash + core::fmt::Debug {
     /// The symbols that stand for the fields in the PTX text, in field order.
@@ -51,18 +53,6 @@ macro_rules! constants {
     };
 }
 pub(crate) use constants;
-
-/// Element type of a tensor, as a load-time constant.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Element {
-    /// 32-bit float.
-    F32 = 0,
-    /// Brain float.
-    Bf16 = 1,
-    /// Half float.
-    F16 = 2,
-}
 
 /// How slot indices come, as a load-time constant.
 #[repr(u32)]

@@ -10,10 +10,10 @@
 /// `mbarrier`.
 pub const AMPERE: u32 = 80;
 
-/// Of compute capability 9.0: bulk copies, launches that overlap, clusters of blocks, and `wgmma`.
+/// The machine of compute capability 9.0: bulk copies, launches that overlap, clusters of blocks, and `wgmma`.
 pub const HOPPER: u32 = 90;
 
-/// Of later ones: what Hopper has, but for `wgmma`.
+/// The machine of later compute capabilities: all of Hopper's but `wgmma`.
 pub const BLACKWELL: u32 = 100;
 
 /// The machine of a GPU of this compute capability; one that is newer than any known is taken for the newest.
@@ -36,7 +36,7 @@ pub const fn shared_bytes(capability: (u32, u32)) -> u32 {
     }
 }
 
-/// What the loader writes for a word of a text, for a machine; none for a word that is no machine's.
+/// The loader's replacement of a word of a text, for a machine; none for a word that is no machine's.
 #[must_use]
 pub fn word(word: &str, machine: u32) -> Option<&'static str> {
     let is_old = machine < HOPPER;

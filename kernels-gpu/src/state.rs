@@ -30,7 +30,7 @@ pub trait StateElement {
     const BYTES: u32;
     /// Elements in a 16-byte vector.
     const VECTOR: u32 = 16 / Self::BYTES;
-    /// Pieces of a fragment.
+    /// Vectors of 16 bytes of a fragment.
     const VECTORS: usize = (FRAGMENT / Self::VECTOR) as usize;
 
     /// Values of a fragment.
@@ -396,7 +396,7 @@ impl Head {
     }
 }
 
-/// Pieces of a state that a thread has on their way at once.
+/// Vectors of a state that a thread copies at once.
 const COPIED: usize = 4;
 
 /// Elements `first` to `first + width` of V, with all of K: what a block has of a head's state.

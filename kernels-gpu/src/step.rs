@@ -64,14 +64,14 @@ pub struct StepParams {
     pub fresh: u64,
 }
 
-/// What a kernel gets that does more of a layer than the recurrence: [`StepParams`], whose q, k and v are absent where
-/// there is a convolution, and what is around them.
+/// Parameters of a layer's kernel: [`StepParams`], whose q, k and v are absent where there is a convolution, and those of the
+/// convolution and the norm.
 ///
 /// D = 2·H·K + HV·V channels, those of q, of k and of v; W taps.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct LayerParams {
-    /// Of the recurrence.
+    /// Parameters of the recurrence.
     pub step: StepParams,
     /// `[B, T, D]`: what the convolution is of.
     pub x: u64,
@@ -98,10 +98,10 @@ pub struct LayerParams {
     pub window_snapshots: u64,
 }
 
-/// What a prefill gets: [`LayerParams`], the rows' places in their sequences, checkpoints and lengths, which are no
+/// Parameters of a prefill: [`LayerParams`], the rows' places in their sequences, checkpoints and lengths, which are no
 /// constants of it: the constants `tokens` and `*_row` are 0.
 ///
-/// A step may be several launches of entries one after another: all get the same, but for which stretch of a prompt they are of.
+/// A step may be several launches of entries one after another: all get the same, but for which segment of a prompt they are of.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PrefillParams {
@@ -112,7 +112,7 @@ pub struct PrefillParams {
     /// `[B, C]`: slot of the state after the row's j-th multiple of `checkpoint_every` in this launch, a slot of
     /// `write_pool`; one that is out of range or null is skipped.
     pub checkpoint_slots: u64,
-    /// Of the chunks' operands, a multiple of 16; 0 where an entry takes none.
+    /// Address of the chunks' operands, a multiple of 16; 0 where an entry takes none.
     pub workspace: u64,
     /// B
     pub rows: u32,
@@ -124,38 +124,37 @@ pub struct PrefillParams {
     pub checkpoint_slots_row: u32,
     /// Elements between rows b of q; 0 with `cu_seqlens`, here and below.
     pub q_row: u32,
-    /// Of k.
+    /// Elements between rows b of k.
     pub k_row: u32,
-    /// Of v.
+    /// Elements between rows b of v.
     pub v_row: u32,
-    /// Of o.
+    /// Elements between rows b of o.
     pub o_row: u32,
-    /// Of g.
+    /// Elements between rows b of g.
     pub g_row: u32,
-    /// Of b.
+    /// Elements between rows b of b.
     pub b_row: u32,
-    /// Of x.
+    /// Elements between rows b of x.
     pub x_row: u32,
-    /// Of z.
+    /// Elements between rows b of z.
     pub z_row: u32,
-    /// Of a preparation and a chain: the first of the units, and of the row's pieces, that the launch is of. Not 0 with a single
-    /// row alone.
-    pub first_piece: u32,
-    /// Of a chain: the piece behind the last; [`ALL_PIECES`](crate::prefill::ALL_PIECES): however many there are.
-    pub end_piece: u32,
-    /// Of a chain: B of its grid; a block takes every so many of the rows, one after the other.
+    /// The launch begins with this chunk of the row, an intra-chunk pass with this unit. Not 0 with a single row alone.
+    pub first_chunk: u32,
+    /// A chain ends before this chunk; [`ALL_CHUNKS`](crate::prefill::ALL_CHUNKS): behind the row's last.
+    pub end_chunk: u32,
+    /// B of a chain's grid: a block takes every so many of the rows, one after the other.
     pub turns: u32,
     /// Not 0: rows of one token are another launch's, behind the chain.
     pub has_singles: u32,
 }
 
-/// What a kernel gets whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.
+/// Parameters of a kernel whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.
 ///
 /// An entry is what one token has left; slots are those of `read_pool`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct DeferredParams {
-    /// Of a flush, without tokens.
+    /// Parameters of the layer; a flush has no tokens.
     pub layer: LayerParams,
     /// `[P, H, R, K]`, written: k as it came; times a power of two where Σk² is beyond f32 and k is normalised.
     pub keys: u64,
@@ -175,7 +174,7 @@ pub struct DeferredParams {
 pub const TAPS: usize = 4;
 
 constants! {
-    /// What is fixed for a layer and a way of keeping states: compiled into the kernel when it is loaded.
+    /// Constants of a layer and of a way of keeping states: written into the kernel when it is loaded.
     ///
     /// Strides are in elements. `*_index` are [`crate::constants::Index`], `*_element` [`crate::constants::Element`].
     pub struct StepConstants {
@@ -214,29 +213,29 @@ constants! {
         has_snapshots = "GD_HAS_SNAPSHOTS",
         /// Slot that makes a row inactive besides the out-of-range ones; u32::MAX for none.
         null_slot = "GD_NULL_SLOT",
-        /// Of `read_slots`.
+        /// Integer type of `read_slots`: [`crate::constants::Index`].
         read_index = "GD_READ_INDEX",
-        /// Of `write_slots`.
+        /// Integer type of `write_slots`: [`crate::constants::Index`].
         write_index = "GD_WRITE_INDEX",
-        /// Of `token_slots`.
+        /// Integer type of `token_slots`: [`crate::constants::Index`].
         token_index = "GD_TOKEN_INDEX",
-        /// Of `accepted`.
+        /// Integer type of `accepted`: [`crate::constants::Index`].
         accepted_index = "GD_ACCEPTED_INDEX",
-        /// Of `cu_seqlens`.
+        /// Integer type of `cu_seqlens`: [`crate::constants::Index`].
         cu_seqlens_index = "GD_CU_SEQLENS_INDEX",
-        /// Of `keep`.
+        /// Integer type of `keep`: [`crate::constants::Index`].
         keep_index = "GD_KEEP_INDEX",
-        /// Of q.
+        /// Element of q: [`crate::constants::Element`].
         q_element = "GD_Q_ELEMENT",
-        /// Of k and the previous k.
+        /// Element of k and the previous k: [`crate::constants::Element`].
         k_element = "GD_K_ELEMENT",
-        /// Of v and the previous v.
+        /// Element of v and the previous v: [`crate::constants::Element`].
         v_element = "GD_V_ELEMENT",
-        /// Of o.
+        /// Element of o: [`crate::constants::Element`].
         o_element = "GD_O_ELEMENT",
-        /// Of g and the previous g.
+        /// Element of g and the previous g: [`crate::constants::Element`].
         g_element = "GD_G_ELEMENT",
-        /// Of b and the previous b.
+        /// Element of b and the previous b: [`crate::constants::Element`].
         b_element = "GD_B_ELEMENT",
         /// 1: every address and stride of q, k, v, o and their previous ones is a multiple of 16 bytes; with KDA, those
         /// of g and dt_bias too; of a prefill with a convolution, those of x and o.
@@ -309,7 +308,7 @@ constants! {
         snapshot_token = "GD_SNAPSHOT_TOKEN",
         /// Between rows b of `token_slots`.
         token_slots_row = "GD_TOKEN_SLOTS_ROW",
-        /// Of `fresh`.
+        /// Integer type of `fresh`: [`crate::constants::Index`].
         fresh_index = "GD_FRESH_INDEX",
         /// W, taps of the convolution; 0: none.
         taps = "GD_TAPS",
@@ -317,11 +316,11 @@ constants! {
         conv_activation = "GD_CONV_ACTIVATION",
         /// 1: there is a `conv_bias`.
         has_conv_bias = "GD_HAS_CONV_BIAS",
-        /// Of x and the windows.
+        /// Element of x and the windows: [`crate::constants::Element`].
         x_element = "GD_X_ELEMENT",
-        /// Of `conv_weight`.
+        /// Element of `conv_weight`: [`crate::constants::Element`].
         conv_weight_element = "GD_CONV_WEIGHT_ELEMENT",
-        /// Of `conv_bias`.
+        /// Element of `conv_bias`: [`crate::constants::Element`].
         conv_bias_element = "GD_CONV_BIAS_ELEMENT",
         /// 1: the taps of every channel are aligned to their bytes, where W is 2 or 4.
         wide_conv_weight = "GD_WIDE_CONV_WEIGHT",
@@ -363,9 +362,9 @@ constants! {
         norm_activation = "GD_NORM_ACTIVATION",
         /// Bits of the f32 that is added to the mean of o².
         norm_eps = "GD_NORM_EPS",
-        /// Of z.
+        /// Element of z: [`crate::constants::Element`].
         z_element = "GD_Z_ELEMENT",
-        /// Of `norm_weight`.
+        /// Element of `norm_weight`: [`crate::constants::Element`].
         norm_weight_element = "GD_NORM_WEIGHT_ELEMENT",
         /// 1: every address and stride of z and `norm_weight` is a multiple of 16 bytes.
         wide_norm = "GD_WIDE_NORM",
@@ -375,9 +374,9 @@ constants! {
         z_token = "GD_Z_TOKEN",
         /// Between heads of z.
         z_head = "GD_Z_HEAD",
-        /// Of `positions`.
+        /// Integer type of `positions`: [`crate::constants::Index`].
         positions_index = "GD_POSITIONS_INDEX",
-        /// Of `checkpoint_slots`.
+        /// Integer type of `checkpoint_slots`: [`crate::constants::Index`].
         checkpoint_index = "GD_CHECKPOINT_INDEX",
         /// Tokens of a sequence from one checkpoint to the next, a multiple of 64; 0: none.
         checkpoint_every = "GD_CHECKPOINT_EVERY",
@@ -385,33 +384,33 @@ constants! {
         pending = "GD_PENDING",
         /// R, entries of a ring, more than N.
         ring = "GD_RING",
-        /// Of `keys`.
+        /// Element of `keys`: [`crate::constants::Element`].
         keys_element = "GD_KEYS_ELEMENT",
         /// Between slots of `keys`.
         keys_slot = "GD_KEYS_SLOT",
-        /// Of `updates`.
+        /// Element of `updates`: [`crate::constants::Element`].
         updates_element = "GD_UPDATES_ELEMENT",
         /// Between slots of `updates`.
         updates_slot = "GD_UPDATES_SLOT",
         /// Between slots of `decays`.
         decays_slot = "GD_DECAYS_SLOT",
-        /// Of `pending_len`.
+        /// Integer type of `pending_len`: [`crate::constants::Index`].
         pending_len_index = "GD_PENDING_LEN_INDEX",
-        /// Of `pending_base`.
+        /// Integer type of `pending_base`: [`crate::constants::Index`].
         pending_base_index = "GD_PENDING_BASE_INDEX",
         /// 1: 16-bit states are f16; 0: bf16.
         state_f16 = "GD_STATE_F16",
-        /// Of a prefill, 1: states are f32; 0: of 16 bits.
+        /// 1: a prefill's states are f32; 0: of 16 bits.
         state_f32 = "GD_STATE_F32",
-        /// Of a prefill, 1: states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`.
+        /// 1: a prefill's states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`.
         state_v_last = "GD_STATE_V_LAST",
         /// 1: each key channel has its own decay (KDA); 0: each value head has one (GDN).
         per_channel = "GD_PER_CHANNEL",
         /// Between slots of `inputs`.
         inputs_slot = "GD_INPUTS_SLOT",
-        /// Of a prefill, what the GPU has: [`crate::machine`].
+        /// The GPU's [`machine`](crate::machine), for a prefill.
         machine = "GD_MACHINE",
-        /// Of a prefill on tensor cores that every machine has, pieces that a chain's block has in shared memory: 1 or 2.
+        /// Chunks that a block of a chain by `mma.sync` has in shared memory: 1 or 2.
         stages = "GD_STAGES",
         /// Blocks of a multiprocessor that registers must leave room for, where constants decide that.
         blocks_per_sm = "GD_BLOCKS_PER_SM",
@@ -461,14 +460,14 @@ impl StepConstants {
         self.machine >= machine::HOPPER
     }
 
-    /// Whether the preparation of a prefill leaves v, in f16: where the chain cannot copy it as it lies, 16 bytes at a time.
+    /// Whether the intra-chunk pass of a prefill leaves v, in f16: where the chain cannot copy it as it lies, 16 bytes at a time.
     #[must_use]
     pub const fn makes_values(&self) -> bool {
         self.taps != 0 || self.wide_io == 0 || self.v_element == Element::F32 as u32
     }
 }
 
-/// What `g` holds, as a load-time constant.
+/// The meaning of `g`, as a load-time constant.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gate {
@@ -480,7 +479,7 @@ pub enum Gate {
     LowerBound = 2,
 }
 
-/// What becomes of a sum of the convolution, and of the norm's z, as a load-time constant.
+/// Activation of a sum of the convolution, and of the norm's z, as a load-time constant.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {

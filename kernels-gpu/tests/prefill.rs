@@ -9,10 +9,10 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::kernels::device_contract::{
     DeviceContractConstants, DeviceContractParams, WARPGROUP_RESULTS, matrix_element,
 };
-use gated_delta_kernels::launch::{Family, LaunchShape, Layout, States};
+use gated_delta_kernels::launch::{Family, LaunchShape, Layout, Stage, States};
 use gated_delta_kernels::machine;
 use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
-use gated_delta_kernels::prefill::{ALL_PIECES, units};
+use gated_delta_kernels::prefill::{ALL_CHUNKS, units};
 use gated_delta_kernels::step::{Activation, PrefillParams, StepConstants};
 use half::{bf16, f16};
 
@@ -252,15 +252,15 @@ impl Case {
     }
 
     fn convolve(&self) -> Entry {
-        self.of_family(Family::PrefillConvolve)
+        self.of_family(Family::chunked(Stage::Convolve))
     }
 
     fn single(&self) -> Entry {
-        self.of_family(Family::PrefillSingle)
+        self.of_family(Family::chunked(Stage::Single))
     }
 
     fn finish(&self) -> Entry {
-        self.of_family(Family::PrefillFinish)
+        self.of_family(Family::chunked(Stage::Finish))
     }
 
     /// Blocks of a unit of `entry`.
@@ -383,7 +383,7 @@ impl Case {
         (params.checkpoints, params.checkpoint_slots_row) = (columns as u32, columns as u32);
         params.workspace = workspace.as_mut_ptr().expose_provenance() as u64;
         params.rows = rows as u32;
-        params.end_piece = ALL_PIECES;
+        params.end_chunk = ALL_CHUNKS;
         params.turns = rows as u32;
         if self.turns > 0 {
             let has_singles = self.lengths.contains(&1);
@@ -513,15 +513,15 @@ impl Case {
             self.heads as u32,
             rows as u32,
         ];
-        for (i, &end) in self.edges.iter().chain([&ALL_PIECES]).enumerate() {
+        for (i, &end) in self.edges.iter().chain([&ALL_CHUNKS]).enumerate() {
             if self.edges.is_empty() {
                 break;
             }
             let mut params = params;
-            params.first_piece = if i == 0 { 0 } else { self.edges[i - 1] };
-            params.end_piece = end;
+            params.first_chunk = if i == 0 { 0 } else { self.edges[i - 1] };
+            params.end_chunk = end;
             let of_unit = self.blocks_of_unit(self.prepare());
-            let count = (units as u32).min(end) - params.first_piece;
+            let count = (units as u32).min(end) - params.first_chunk;
             launch_with(self.prepare(), [count * of_unit, 1, 1], &params)?;
             launch_with(*self.entry, grid, &params)?;
         }
@@ -810,7 +810,7 @@ fn kernels(family: Family) -> impl Iterator<Item = Kernel> {
 }
 
 fn chains() -> impl Iterator<Item = Kernel> {
-    kernels(Family::GdnPrefillChain).chain(kernels(Family::KdaPrefillChain))
+    kernels(Family::chunked(Stage::Chain))
 }
 
 /// Of each of them, in each layout, those of one element of states, of the next entry the other.
@@ -822,7 +822,7 @@ fn chains_of_one_element() -> impl Iterator<Item = Kernel> {
 }
 
 fn shorts() -> impl Iterator<Item = Kernel> {
-    kernels(Family::GdnPrefillShort).chain(kernels(Family::KdaPrefillShort))
+    kernels(Family::chunked(Stage::Short))
 }
 
 /// Whether an entry is tried with a convolution and a norm, where with or without is enough: of two that differ in the state's element

@@ -11,11 +11,11 @@ use gated_delta_kernels::machine;
 use rayon::prelude::*;
 
 use crate::entries::Entry;
-use crate::known::Known;
+use crate::known::{self, Known};
 use crate::profiles::{self, PROFILES, Profile, values};
 use crate::text::{defects, replace_words};
 use crate::toolchain::{self, CudaTools};
-use crate::{hash, ptx, shell};
+use crate::{ptx, shell};
 
 /// Architectures to assemble for: Ampere, Hopper, Blackwell (data centre), Blackwell (workstation), and Hopper with its own features.
 const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
@@ -146,10 +146,9 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
         .map(|(entry, text, architecture, profile)| {
             let (entry, architecture) = (*entry, *architecture);
             let text = substitute(text, &values(entry, profile)?, architecture);
-            let looked_at_by = include_str!("assemble.rs");
-            let key = [&assembler, looked_at_by, architecture, &text].join("\n");
+            let key = known::key(&assembler, architecture, &text);
             let usage = known
-                .usage(&hash::of_text(&key), || usage(&tools, &text, architecture))
+                .usage(&key, || usage(&tools, &text, architecture))
                 .with_context(|| {
                     let name = profile.name();
                     format!("{} for {architecture}, profile {name}", entry.name())

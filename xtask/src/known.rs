@@ -9,12 +9,21 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result};
 
 use crate::assemble::Usage;
+use crate::hash;
 
 /// Resources of texts that ptxas accepted, by [`crate::hash::of_text`] of everything that decides the answer. A file has one line
 /// for each, written as soon as it is known: after an interruption or a defect, texts accepted before are not assembled again.
 pub struct Known {
     usages: HashMap<String, Usage>,
     file: Mutex<File>,
+}
+
+/// Defects that [`crate::assemble`] looks for. Another list makes other keys: texts are then assembled again.
+const LOOKED_FOR: &str = "stack, spills, warnings";
+
+/// The key of `text` for an architecture, by the `assembler` of this version.
+pub fn key(assembler: &str, architecture: &str, text: &str) -> String {
+    hash::of_text(&[assembler, LOOKED_FOR, architecture, text].join("\n"))
 }
 
 impl Known {
@@ -36,10 +45,15 @@ impl Known {
         opened().with_context(|| path.display().to_string())
     }
 
+    /// The answer for `key`, if there is one.
+    pub fn get(&self, key: &str) -> Option<Usage> {
+        self.usages.get(key).copied()
+    }
+
     /// The answer for `key`. If there is none, `find` is called and its answer is kept.
     pub fn usage(&self, key: &str, find: impl FnOnce() -> Result<Usage>) -> Result<Usage> {
-        if let Some(usage) = self.usages.get(key) {
-            return Ok(*usage);
+        if let Some(usage) = self.get(key) {
+            return Ok(usage);
         }
         let usage = find()?;
         let line = format!("{key} {} {}\n", usage.registers, usage.shared);

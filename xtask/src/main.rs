@@ -15,6 +15,7 @@ mod manifest;
 mod module;
 mod profiles;
 mod ptx;
+mod registers;
 mod same;
 mod sass;
 mod shell;
@@ -46,8 +47,9 @@ enum Task {
         /// writing a kernel.
         #[arg(long, conflicts_with = "check")]
         only: Option<String>,
-        /// Compile nothing; compare host/ptx with the files of a revision, and fail if more than the symbol of a text has changed.
-        #[arg(long, value_name = "REVISION", conflicts_with_all = ["check", "only"])]
+        /// Write nothing; compile, compare with host/ptx of a revision, and fail if more than the symbol of a text has changed. `--only`
+        /// limits this to the entries whose name contains the text.
+        #[arg(long, value_name = "REVISION", conflicts_with = "check")]
         same: Option<String>,
     },
     /// Pack host/ptx into host/ptx.lzma, which replaces it in `cargo package`.
@@ -64,8 +66,9 @@ fn main() -> ExitCode {
         Task::Ptx { check: true, .. } => ptx::check(),
         Task::Ptx {
             same: Some(revision),
+            only,
             ..
-        } => same::compare_with(&revision),
+        } => same::compare_with(&revision, only.as_deref()),
         Task::Ptx { only, .. } => ptx::write(only.as_deref()),
         Task::PtxArchive => archive::write(),
         Task::Sass(options) => sass::print(&options),

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::assemble::Scope;
 use crate::entries::{Entry, file_name};
-use crate::manifest::Manifest;
+use crate::manifest::{File, Manifest};
 use crate::module::{Cluster, LaunchBounds, Module};
-use crate::toolchain::Compiler;
+use crate::registers::{self, Registers};
 use crate::{assemble, compile, hash, manifest, shell, toolchain};
 
 /// First line of each PTX file.
@@ -28,18 +28,16 @@ pub fn read(entry: Entry) -> Result<String> {
         .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
 }
 
-/// Compiles the kernels, writes the files that change, and assembles all. `only` limits this to entries whose name contains the
-/// text, and leaves the other files and the manifest as they are: [`check`] then fails.
+/// Compiles the kernels, writes the files that change, assembles all, and writes the manifest if nothing is wrong. `only` limits this
+/// to entries whose name contains the text, and leaves the other files and the manifest as they are: [`check`] then fails.
 pub fn write(only: Option<&str>) -> Result<()> {
     let compiler = toolchain::compiler()?;
-    let files = match only {
-        Some(only) => bodies(&compile::kernels(&compiler, Some(only))?, Some(only))?,
-        None => build(&compiler)?,
-    };
+    let files = bodies(&compile::kernels(&compiler, only)?, only)?;
     let directory = directory();
     fs::create_dir_all(&directory)?;
     let committed = committed()?;
-    let stale = |name: &&String| only.is_none() && !files.contains_key(*name);
+    let is_kept = |name: &String| files.contains_key(name) || name == manifest::NAME;
+    let stale = |name: &&String| only.is_none() && !is_kept(name);
     for name in committed.keys().filter(stale) {
         fs::remove_file(directory.join(name))?;
     }
@@ -49,7 +47,25 @@ pub fn write(only: Option<&str>) -> Result<()> {
             fs::write(&path, text).with_context(|| path.display().to_string())?;
         }
     }
-    assemble::check(only.map_or(Scope::All, Scope::Only))
+    assemble::check(only.map_or(Scope::All, Scope::Only))?;
+    if only.is_some() {
+        return Ok(());
+    }
+    let known = registers::known()?;
+    let file = |(name, text): (&String, &String)| {
+        let registers = known.of_files.get(name).into_iter().flatten();
+        let registers = registers.map(|(_, registers)| *registers).collect();
+        let file = File::of(TITLE, &text[TITLE.len()..], registers);
+        (name.clone(), file)
+    };
+    let manifest = Manifest {
+        compiler: compiler.identity,
+        assembler: known.assembler,
+        sources: hash::of_sources()?,
+        files: files.iter().map(file).collect(),
+    };
+    let path = directory.join(manifest::NAME);
+    fs::write(&path, manifest.to_text()).with_context(|| path.display().to_string())
 }
 
 /// Fails if the committed files differ from the output of the sources. Assembles each entry with each profile once: [`write()`] has
@@ -63,10 +79,11 @@ pub fn check() -> Result<()> {
             problems.join("\n  ")
         );
     }
-    let made_by = Manifest::parse(&committed[manifest::NAME]).compiler;
+    let manifest = Manifest::parse(&committed[manifest::NAME]);
+    let made_by = &manifest.compiler;
     let compiler = toolchain::compiler()?;
-    if made_by == compiler.identity {
-        let built = build(&compiler)?;
+    if *made_by == compiler.identity {
+        let built = bodies(&compile::kernels(&compiler, None)?, None)?;
         if let Some(name) = built.keys().find(|name| built[*name] != committed[*name]) {
             bail!(
                 "host/ptx/{name} is not what this compiler makes of these sources; run `cargo xtask ptx` and commit it"
@@ -80,23 +97,40 @@ pub fn check() -> Result<()> {
             compiler.identity
         );
     }
-    assemble::check(Scope::InTurn)
+    assemble::check(Scope::InTurn)?;
+    let problems = other_registers(&manifest, &registers::known()?);
+    if !problems.is_empty() {
+        bail!(
+            "{} is not what this assembler says; run `cargo xtask ptx` and commit it\n  {}",
+            manifest::NAME,
+            problems.join("\n  ")
+        );
+    }
+    Ok(())
 }
 
-/// Compiles the kernels with `compiler`. Returns the files by name, manifest included.
-fn build(compiler: &Compiler) -> Result<BTreeMap<String, String>> {
-    let mut files = bodies(&compile::kernels(compiler, None)?, None)?;
-    let hash_of = |text: &String| hash::of_text(&text[TITLE.len()..]);
-    let manifest = Manifest {
-        compiler: compiler.identity.clone(),
-        sources: hash::of_sources()?,
-        bodies: files
-            .iter()
-            .map(|(name, text)| (name.clone(), hash_of(text)))
-            .collect(),
-    };
-    files.insert(manifest::NAME.to_owned(), manifest.to_text());
-    Ok(files)
+/// The profiles whose registers differ from `manifest`, one line each; none if another assembler counted them.
+fn other_registers(manifest: &Manifest, known: &Registers) -> Vec<String> {
+    let mut problems = Vec::new();
+    if manifest.assembler != known.assembler {
+        return problems;
+    }
+    for (name, by_profile) in &known.of_files {
+        let listed = manifest.files.get(name).map(|file| &file.registers[..]);
+        for (&number, registers) in by_profile {
+            if listed.and_then(|listed| listed.get(number)) != Some(registers) {
+                problems.push(format!(
+                    "{name}: {registers} registers with profile {number}"
+                ));
+            }
+        }
+    }
+    problems
+}
+
+/// Compiles the kernels. Returns the PTX files by name: of all entries, or of those whose name contains `only`.
+pub fn compiled(only: Option<&str>) -> Result<BTreeMap<String, String>> {
+    bodies(&compile::kernels(&toolchain::compiler()?, only)?, only)
 }
 
 /// The files of the entries of `module`, by name. `only`: the module has only the entries whose name contains this text.
@@ -144,10 +178,10 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
     let entries: BTreeSet<_> = Entry::ALL.iter().map(|entry| file_name(*entry)).collect();
     for name in &entries {
         let hash_of = |text: &String| text.strip_prefix(TITLE).map(hash::of_text);
-        match (committed.get(name), manifest.bodies.get(name)) {
+        match (committed.get(name), manifest.files.get(name)) {
             (None, _) => problems.push(format!("{name}: missing")),
             (_, None) => problems.push(format!("{name}: not in {}", manifest::NAME)),
-            (Some(text), Some(hash)) if hash_of(text).as_ref() != Some(hash) => {
+            (Some(text), Some(file)) if hash_of(text).as_ref() != Some(&file.hash) => {
                 problems.push(format!(
                     "{name}: edited by hand (its hash in {} does not hold)",
                     manifest::NAME
@@ -156,7 +190,7 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
             _ => (),
         }
     }
-    let names = committed.keys().chain(manifest.bodies.keys());
+    let names = committed.keys().chain(manifest.files.keys());
     let extra: BTreeSet<_> = names
         .filter(|name| *name != manifest::NAME && !entries.contains(*name))
         .collect();
@@ -197,10 +231,11 @@ mod tests {
             .map(|entry| (file_name(*entry), entry.name().to_owned()));
         let manifest = Manifest {
             compiler: "rustc 1.96.0, LLVM 22.1.8".into(),
+            assembler: "release 13.0".into(),
             sources: "ab".into(),
-            bodies: texts
+            files: texts
                 .clone()
-                .map(|(name, body)| (name, hash::of_text(&body)))
+                .map(|(name, body)| (name, File::of(TITLE, &body, vec![40, 38])))
                 .collect(),
         };
         let mut files: BTreeMap<_, _> = texts
@@ -262,5 +297,22 @@ mod tests {
         assert_eq!(sources, ["manifest.txt: of other sources or flags"]);
         let manifest = problems(|files, _| drop(files.remove(manifest::NAME)));
         assert_eq!(manifest, ["manifest.txt: missing"]);
+    }
+
+    #[test]
+    fn registers_are_compared_where_the_assembler_is_the_same() {
+        let name = file_name(FIRST);
+        let manifest = Manifest::parse(&files()[manifest::NAME]);
+        let known = |assembler: &str, profile, registers| Registers {
+            assembler: assembler.into(),
+            of_files: BTreeMap::from([(name.clone(), BTreeMap::from([(profile, registers)]))]),
+        };
+        let problems = |of: Registers| other_registers(&manifest, &of);
+        assert_eq!(problems(known("release 13.0", 1, 38)), [""; 0]);
+        assert_eq!(problems(known("release 13.1", 1, 39)), [""; 0]);
+        let other = [format!("{name}: 39 registers with profile 1")];
+        assert_eq!(problems(known("release 13.0", 1, 39)), other);
+        let unlisted = [format!("{name}: 38 registers with profile 2")];
+        assert_eq!(problems(known("release 13.0", 2, 38)), unlisted);
     }
 }

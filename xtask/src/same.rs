@@ -11,14 +11,17 @@ use tar::Archive;
 use crate::module::minimal;
 use crate::{hash, manifest, ptx, shell, text};
 
-/// Compares the texts in `host/ptx` with those of `revision` and prints the differences. Fails if a text was changed, added or
-/// removed. A text in which only the entry's symbol differs counts as renamed.
-pub fn compare_with(revision: &str) -> Result<()> {
-    let (before, now) = (of_revision(revision)?, ptx::committed()?);
+/// Compiles the kernels, compares their texts with those in `host/ptx` of `revision`, and prints the differences. Fails if a text was
+/// changed, added or removed. A text in which only the entry's symbol differs counts as renamed. `only` limits this to entries whose
+/// name contains the text.
+pub fn compare_with(revision: &str, only: Option<&str>) -> Result<()> {
+    let now = ptx::compiled(only)?;
+    let mut before = of_revision(revision)?;
+    before.retain(|name, _| only.is_none_or(|only| name.trim_end_matches(".ptx").contains(only)));
     let changes = Changes::between(&before, &now);
     println!("{changes}");
     if !changes.are_none() {
-        bail!("host/ptx is not that of {revision}");
+        bail!("these sources do not give the texts of {revision}");
     }
     Ok(())
 }

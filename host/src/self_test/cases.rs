@@ -1,7 +1,7 @@
 //! Launches of a self-test: every entry, and every way of keeping states of every operator, state dtype and layout.
 
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::Family;
+use gated_delta_kernels::launch::{Family, Stage};
 use gated_delta_kernels::prefill::units;
 use gated_delta_kernels::prefill::workspace::tokens_bytes;
 
@@ -416,19 +416,19 @@ pub fn cases() -> Vec<Case> {
     let gdn = |family| (family, false);
     let kda = |family| (family, true);
     let each_layout: [(_, &[Way]); 13] = [
-        (gdn(Family::GdnDecode), &decode),
-        (gdn(Family::Recurrent), several),
-        (kda(Family::Recurrent), &recurrent),
-        (gdn(Family::GdnPrefillChain), PREFILL),
-        (gdn(Family::GdnPrefillChain), SINGLE_PREFILL),
-        (kda(Family::KdaPrefillChain), PREFILL),
-        (kda(Family::KdaPrefillChain), SINGLE_PREFILL),
-        (gdn(Family::GdnPrefillShort), SHORT_PREFILL),
-        (kda(Family::KdaPrefillShort), SHORT_PREFILL),
-        (gdn(Family::Layer), LAYER),
-        (kda(Family::Layer), LAYER),
-        (gdn(Family::LayerMtp), LAYER_MTP),
-        (kda(Family::LayerMtp), LAYER_MTP),
+        (gdn(Family::DECODE), &decode),
+        (gdn(Family::RECURRENT), several),
+        (kda(Family::RECURRENT), &recurrent),
+        (gdn(Family::chunked(Stage::Chain)), PREFILL),
+        (gdn(Family::chunked(Stage::Chain)), SINGLE_PREFILL),
+        (kda(Family::chunked(Stage::Chain)), PREFILL),
+        (kda(Family::chunked(Stage::Chain)), SINGLE_PREFILL),
+        (gdn(Family::chunked(Stage::Short)), SHORT_PREFILL),
+        (kda(Family::chunked(Stage::Short)), SHORT_PREFILL),
+        (gdn(Family::DECODE.in_layer()), LAYER),
+        (kda(Family::DECODE.in_layer()), LAYER),
+        (gdn(Family::RECURRENT.in_layer()), LAYER_MTP),
+        (kda(Family::RECURRENT.in_layer()), LAYER_MTP),
     ];
     for layout in [KLast, VLast] {
         for state in [DType::F32, DType::Bf16, DType::F16] {
@@ -438,10 +438,10 @@ pub fn cases() -> Vec<Case> {
         }
     }
     let parallel = [
-        (gdn(Family::GdnMtpParallel), PARALLEL),
-        (kda(Family::KdaRecurrentParallel), PARALLEL),
-        (gdn(Family::GdnLayerParallel), LAYER_PARALLEL),
-        (kda(Family::KdaLayerParallel), LAYER_PARALLEL),
+        (gdn(Family::PARALLEL), PARALLEL),
+        (kda(Family::PARALLEL), PARALLEL),
+        (gdn(Family::PARALLEL.in_layer()), LAYER_PARALLEL),
+        (kda(Family::PARALLEL.in_layer()), LAYER_PARALLEL),
     ];
     for (of, ways) in parallel {
         for state in [DType::Bf16, DType::F16] {

@@ -2,7 +2,6 @@
 //! drafts and with a convolution and a norm; and a launch that flushes these rows.
 
 use gated_delta_kernels::constants::Element;
-use gated_delta_kernels::launch::Family;
 use gated_delta_reference::compare::{
     COMPUTED_IN_F32, LOG_DECAY, Tolerance, norm, of_norm, within,
 };
@@ -100,15 +99,7 @@ impl Shape {
 
 /// Whether `entry` has a convolution before the recurrence, and a norm after it.
 fn is_layer(entry: Entry) -> bool {
-    let family = entry.computes().map(|computes| computes.family);
-    matches!(
-        family,
-        Some(
-            Family::DeferredLayer
-                | Family::GdnDeferredLayerParallel
-                | Family::KdaDeferredLayerParallel
-        )
-    )
+    (entry.computes()).is_some_and(|computes| computes.family.layer && computes.family.deferred)
 }
 
 /// Tensors of a launch.

@@ -58,15 +58,11 @@ fn every_family_is_launched_in_every_way() {
         assert_eq!(some(|case| case.kind.k_dim == 64), has_64);
         assert!(some(|case| case.kind.k_dim == 128));
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);
-        let several_alone = matches!(
-            (family, per_channel),
-            (Family::Recurrent, false)
-                | (Family::LayerMtp, _)
-                | (Family::GdnLayerParallel | Family::KdaLayerParallel, _)
-                | (Family::GdnPrefillChain | Family::KdaPrefillChain, _)
-        );
+        let several_alone = (family == Family::RECURRENT && !per_channel)
+            || (family.layer && family.max_tokens() > 1)
+            || family.is_chain();
         assert_eq!(in_place, !several_alone);
-        if family == Family::Layer {
+        if family == Family::DECODE.in_layer() {
             assert!(some(|case| case.way.conv && case.way.norm));
             assert!(some(|case| case.way.conv && !case.way.norm));
             assert!(some(|case| case.way.norm && !case.way.conv));
@@ -77,16 +73,16 @@ fn every_family_is_launched_in_every_way() {
             assert!(some(|case| case.way.keep == Keep::InPlace));
             assert!(some(|case| case.way.keep == Keep::Elsewhere));
             assert!(some(|case| case.way.tokens > 1));
-        } else if family != Family::GdnDecode {
+        } else if family != Family::DECODE {
             assert!(some(|case| case.way.tokens == 3));
             assert!(some(|case| case.way.tokens > 0 && case.way.previous > 0));
             assert!(some(|case| case.way.tokens == 0));
         }
-        if family == Family::Recurrent {
+        if family == Family::RECURRENT {
             assert!(some(|case| case.way.snapshots));
             assert!(some(|case| case.way.keep == Keep::EachToken));
         }
-        if matches!(family, Family::GdnLayerParallel | Family::KdaLayerParallel) {
+        if family == Family::PARALLEL.in_layer() {
             for wanted in [
                 |case: &Case| case.way.norm && case.way.keep == Keep::Nothing,
                 |case: &Case| case.way.norm && case.way.previous > 0,
@@ -97,7 +93,7 @@ fn every_family_is_launched_in_every_way() {
             }
             assert!(some(|case| case.way.norm && !case.way.conv));
         }
-        if family == Family::LayerMtp {
+        if family == Family::RECURRENT.in_layer() {
             for wanted in [
                 |case: &Case| case.way.norm && case.way.keep == Keep::InPlace,
                 |case: &Case| case.way.norm && case.way.keep == Keep::EachToken,

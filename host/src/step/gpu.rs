@@ -1,7 +1,6 @@
 //! A GPU, as far as a choice depends on it.
 
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::machine;
 
 use crate::error::Error;
@@ -57,11 +56,7 @@ pub(crate) const MEASURED_ON: Gpu = Gpu {
 
 /// Says whether `entry` is for this machine: a chain's entries with warpgroups are for Hopper, its others for all other machines.
 pub(crate) fn serves(entry: Entry, machine: u32) -> bool {
-    let family = entry.computes().map(|computes| computes.family);
-    let is_chain = matches!(
-        family,
-        Some(Family::GdnPrefillChain | Family::KdaPrefillChain)
-    );
+    let is_chain = (entry.computes()).is_some_and(|computes| computes.family.is_chain());
     let is_hopper = machine == machine::HOPPER;
     match entry.takes_warpgroups() {
         true => is_hopper,

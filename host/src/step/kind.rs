@@ -55,15 +55,6 @@ impl Kind {
 
     /// Says whether the kernels compute all value heads of a query/key head together, with a convolution or a norm around them.
     pub fn is_layer(self) -> bool {
-        matches!(
-            self.family,
-            Family::Layer
-                | Family::LayerMtp
-                | Family::GdnLayerParallel
-                | Family::KdaLayerParallel
-                | Family::DeferredLayer
-                | Family::GdnDeferredLayerParallel
-                | Family::KdaDeferredLayerParallel
-        )
+        self.family.layer
     }
 }

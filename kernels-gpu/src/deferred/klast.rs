@@ -10,7 +10,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, sync_warp, warp_shuffle_xor};
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load, load_one};
@@ -18,9 +18,10 @@ use crate::math::gate;
 use crate::math::range::tame;
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
 use crate::pending::{MAX_PENDING, Pending, Ring, folds};
+use crate::recurrent::gates::LaneGates;
 use crate::recurrent::klast::{load_channels, norms, store_channels};
 use crate::recurrent::prepared::bytes_of_channels;
-use crate::recurrent::tokens::{Decays, LaneGates, Tokens};
+use crate::recurrent::tokens::{Decays, Tokens};
 use crate::row::Row;
 use crate::state::{FRAGMENT, Head, RawFragment, Share, StateElement, check_k_last};
 use crate::step::{DeferredParams, StepConstants, StepParams};
@@ -116,7 +117,7 @@ impl<
         assert!(Self::ENTRIES <= MOST_ENTRIES);
     };
 
-    /// Where a group has u of the pending token of a lane's number in shared memory.
+    /// Address of a group's u of the pending token of a lane's number, in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn update_place(smem: u32, share: Share, group: u32) -> u32 {
         smem + Self::UPDATES + (group * MAX_PENDING + share.lane) * (4 * ROWS as u32)
@@ -386,36 +387,37 @@ impl<
 {
     type Params = DeferredParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / Self::TILE;
-    /// With 128 registers 8 rows a lane spill where all is f32, in blocks of 128 threads.
-    const MIN_BLOCKS_PER_SM: u32 = if ROWS == 8 && THREADS == 128 {
-        3
-    } else {
-        512 / THREADS
+    const DESCRIPTION: Description = Description {
+        tiles: V / Self::TILE,
+        // With 128 registers 8 rows a lane spill where all is f32, in blocks of 128 threads.
+        min_blocks_per_sm: if ROWS == 8 && THREADS == 128 {
+            3
+        } else {
+            512 / THREADS
+        },
+        shared_of_channels: Shared {
+            block: Self::LOG_DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared::of_block(Self::BYTES),
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::DECODE.on_deferred(), G::OF_CHANNELS, [K, V])
+                .on(Layout::KLast, S::ELEMENT),
+        )
     };
-    const SHARED_BYTES: u32 = Self::BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        block: Self::LOG_DECAY_BYTES,
-        ..Shared::NONE
-    };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Deferred,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {
         const { Self::CHECKED };
         let c = StepConstants::get();
         let step: &StepParams = &params.layer.step;
-        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
         let group = thread_idx_x() / Self::LANES;
         let share = Share {
             lane: thread_idx_x() % Self::LANES,
@@ -483,7 +485,7 @@ impl<
             if parks && share.lane < ahead {
                 store_update(parked, lane.update);
             }
-            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            // Loads first: docs/compiler.md.
             if !pending.live {
                 if writes {
                     elements::store([0.0], o, c.o_element, false);

@@ -8,13 +8,13 @@
 use core::marker::PhantomData;
 
 use super::parallel::run;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Description, Family, Kernel};
 use crate::layer::{Layer, MOST_BLOCKS, Rings};
 use crate::pending::{InputRing, Pending, Ring};
 use crate::recurrent::Gating;
+use crate::recurrent::parallel::description;
 use crate::recurrent::parallel::map::Block;
 use crate::row::Row;
-use crate::state::{B16, StateElement};
 use crate::step::{DeferredParams, StepConstants};
 
 /// As [`super::Parallel`], in clusters of up to 8 blocks: of all tiles of all value heads of a query/key head.
@@ -38,24 +38,22 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
 {
     type Params = DeferredParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = 32 * (WARPS + 1);
-    const TILES: u32 = V / (WARPS * Self::ROWS);
-    /// With 32 rows of a warp: of views that are not aligned, 168 registers are too few by one.
-    const MIN_BLOCKS_PER_SM: u32 = if TILES16 == 2 { 1 } else { 384 / Self::BLOCK };
-    const SHARED_BYTES: u32 = Layer::<Self, Rings, true>::BYTES;
-    const CLUSTER: u32 = Self::TILES;
-    const CLUSTER_OF_HEADS: bool = true;
-    const MAX_RATIO: u32 = MOST_BLOCKS / Self::TILES;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::DEFERRED_LAYER_PARALLEL,
-        per_channel: Some(G::PER_CHANNEL),
-        states: Some(States {
-            layout: Layout::KLast,
-            element: B16::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = {
+        let family = Family::PARALLEL.in_layer().on_deferred();
+        let of_block = description::<Self>(family, Layer::<Self, Rings, true>::BYTES);
+        Description {
+            cluster: Self::TILES,
+            cluster_of_heads: true,
+            max_ratio: MOST_BLOCKS / Self::TILES,
+            // With 32 rows of a warp 168 registers are too few by one, of views that are not aligned.
+            min_blocks_per_sm: if TILES16 == 2 {
+                1
+            } else {
+                of_block.min_blocks_per_sm
+            },
+            ..of_block
+        }
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {

@@ -2,7 +2,7 @@
 //!
 //! The new tokens are [`crate::recurrent::Parallel`]'s, solved among themselves, with other products of S: those of the state
 //! as it is, and what the pending tokens add to them, a product of 16 columns of u with 16 rows of weights. A row that folds
-//! puts these into the state first, piece by piece, in shared memory and in its slot.
+//! puts these into the state first, fragment by fragment, in shared memory and in its slot.
 
 use core::marker::PhantomData;
 
@@ -10,7 +10,7 @@ use super::waiting;
 use crate::constants::Element;
 use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Description, Family, Kernel};
 use crate::pending::{MAX_PENDING_DRAFTS, Pending, Ring};
 use crate::recurrent::Gating;
 use crate::recurrent::parallel::channels::DecayInputs;
@@ -23,7 +23,7 @@ use crate::recurrent::parallel::{self as recurrent, Around, Plain, meeting, solv
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
-use crate::state::{B16, Head, StateElement};
+use crate::state::{B16, Head};
 use crate::step::{DeferredParams, StepConstants};
 use waiting::{Fold, LogDecays, RawLogDecay, halves, weigh};
 
@@ -54,22 +54,11 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
 {
     type Params = DeferredParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = 32 * (WARPS + 1);
-    const TILES: u32 = V / (WARPS * Self::ROWS);
-    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
-    const MIN_BLOCKS_BY_CONSTANT: bool = true;
-    const SHARED_BYTES: u32 = Map::<Self>::BYTES;
-    const SHARED_BYTES_OF_LOWS: u32 = Map::<Self>::BYTES_OF_LOWS;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::DEFERRED_PARALLEL,
-        per_channel: Some(G::PER_CHANNEL),
-        states: Some(States {
-            layout: Layout::KLast,
-            element: B16::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        min_blocks_by_constant: true,
+        shared_of_lows: Map::<Self>::BYTES_OF_LOWS,
+        ..recurrent::description::<Self>(Family::PARALLEL.on_deferred(), Map::<Self>::BYTES)
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {

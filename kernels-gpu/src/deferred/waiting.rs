@@ -15,11 +15,13 @@ use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::gate;
 use crate::pending::{MAX_PENDING_DRAFTS, Ring};
 use crate::recurrent::parallel::channels::DecayInputs;
-use crate::recurrent::parallel::fragments::{Piece, Split, SplitMatrix, Tokens8, store_channels};
+use crate::recurrent::parallel::fragments::{
+    Fragment, Split, SplitMatrix, Tokens8, store_channels,
+};
 use crate::recurrent::parallel::gates::LOWEST;
 use crate::recurrent::parallel::inputs::{Inputs, RawTokens};
 use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS};
-use crate::recurrent::parallel::solver::{MOST_PIECES, sum};
+use crate::recurrent::parallel::solver::{MOST_FRAGMENTS, sum};
 use crate::recurrent::parallel::state::Decays;
 use crate::recurrent::parallel::worker::{Products, Worker, load_value};
 use crate::state::Head;
@@ -114,13 +116,13 @@ pub unsafe fn weigh<B: Block>(
     pending: Tokens8,
     log_decays: &LogDecays,
 ) {
-    // A sum for each piece: short chains instead of a long one.
-    let mut sums = [[0.0; 4]; MOST_PIECES];
-    each!(piece in 0..(B::K / 32) as usize => {
-        let (keys, queries) = (keys.piece(piece), queries.piece(piece));
-        sums[piece] = pending.piece(piece).gram(sums[piece], keys, queries);
+    // A sum for each fragment: short chains instead of a long one.
+    let mut sums = [[0.0; 4]; MOST_FRAGMENTS];
+    each!(fragment in 0..(B::K / 32) as usize => {
+        let (keys, queries) = (keys.fragment(fragment), queries.fragment(fragment));
+        sums[fragment] = pending.fragment(fragment).gram(sums[fragment], keys, queries);
         if B::PER_CHANNEL {
-            // Lest the assembler load all pieces, of two parts each, and run out of registers.
+            // A load fence (docs/compiler.md): a fragment has two parts.
             sync_warp(FULL_MASK);
         }
     });
@@ -189,13 +191,13 @@ impl<const TILES16: usize> Fold<TILES16> {
         }
     }
 
-    /// Piece `piece` of `tile` of the folded state, of which `state` is that before.
+    /// Fragment `fragment` of `tile` of the folded state, of which `state` is that before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn piece(&self, tile: usize, piece: usize, state: Piece) -> Piece {
-        let decays = self.decays.of_piece(piece);
-        let first = (self.steps[0][tile], self.keys[0].channels(piece));
+    pub unsafe fn fragment(&self, tile: usize, fragment: usize, state: Fragment) -> Fragment {
+        let decays = self.decays.of_fragment(fragment);
+        let first = (self.steps[0][tile], self.keys[0].channels(fragment));
         if self.later {
-            let later = (self.steps[1][tile], self.keys[1].channels(piece));
+            let later = (self.steps[1][tile], self.keys[1].channels(fragment));
             Split::fold(state, decays, [first, later])
         } else {
             Split::fold(state, decays, [first])
@@ -460,28 +462,33 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_folded(&self, fold: &Option<Fold<TILES16>>, head: Head) {
         Self::wait_for_state();
-        each!(piece in 0..Self::PIECES => {
+        each!(fragment in 0..Self::FRAGMENTS => {
             each!(tile in 0..TILES16 => {
-                let next = self.fold_piece(fold, tile, piece);
-                self.store_piece(head, tile, piece, next);
+                let next = self.fold_fragment(fold, tile, fragment);
+                self.store_fragment(head, tile, fragment, next);
             });
         });
     }
 
-    /// Folds one piece, and leaves it in shared memory.
+    /// Folds one fragment, and leaves it in shared memory.
     ///
     /// # Safety
     /// As [`Self::store_folded`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn fold_piece(&self, fold: &Option<Fold<TILES16>>, tile: usize, piece: usize) -> Piece {
+    unsafe fn fold_fragment(
+        &self,
+        fold: &Option<Fold<TILES16>>,
+        tile: usize,
+        fragment: usize,
+    ) -> Fragment {
         // SAFETY: the caller's promise; a lane reads what it has left itself.
         unsafe {
-            let state = self.state(tile, piece);
+            let state = self.state(tile, fragment);
             let Some(fold) = fold else {
                 return state;
             };
-            let next = fold.piece(tile, piece, state);
-            self.leave_piece(tile, piece, next);
+            let next = fold.fragment(tile, fragment, state);
+            self.leave_fragment(tile, fragment, next);
             next
         }
     }

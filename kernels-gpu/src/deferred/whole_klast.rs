@@ -7,14 +7,15 @@ use crate::constants::Element;
 use crate::device::global::prefetch;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::layer::{Ahead, Place, Slices, Whole, finish, position, store_zeros};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{Raw, load};
 use crate::pending::{Pending, Ring, folds};
+use crate::recurrent::gates::RawGates;
 use crate::recurrent::klast::{load_channels, load_parts, normable};
-use crate::recurrent::tokens::{Decays, RawGates};
+use crate::recurrent::tokens::Decays;
 use crate::row::Row;
 use crate::state::{Share, StateElement};
 use crate::step::{DeferredParams, LayerParams, StepConstants};
@@ -124,27 +125,29 @@ impl<
 {
     type Params = DeferredParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = 1;
-    const MAX_HEADS: u32 = 16;
-    const MIN_BLOCKS_PER_SM: u32 = if S::VECTORS == 1 { 384 } else { 256 } / THREADS;
-    const SHARED_BYTES: u32 = Self::HEADS;
-    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        block: 2 * Self::LOG_DECAY_BYTES,
-        per_head: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        max_heads: 16,
+        min_blocks_per_sm: if S::VECTORS == 1 { 384 } else { 256 } / THREADS,
+        shared_of_channels: Shared {
+            block: 2 * Self::LOG_DECAY_BYTES,
+            per_head: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: Self::HEADS,
+            per_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(
+                Family::DECODE.in_layer().on_deferred(),
+                G::OF_CHANNELS,
+                [K, V],
+            )
+            .on(Layout::KLast, S::ELEMENT),
+        )
     };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::DeferredLayer,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeferredParams) {
@@ -184,13 +187,11 @@ impl<
             let slices = c.ratio * Self::SLICES;
             let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
             let inputs = Ahead::load::<Self>(&c, layer, &place, row);
-            let mut s = 0;
-            while s < DEPTH {
+            each!(s in 0..DEPTH => {
                 copies.start(s, s < slices, share, || {
                     (head(s / Self::SLICES), first_row(s))
                 });
-                s += 1;
-            }
+            });
             if !live {
                 store_zeros::<Self>(&c, layer, row);
                 return;
@@ -207,14 +208,13 @@ impl<
             let scale_of_q = f32::from_bits(c.scale);
             let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));
             let (mut decay, mut folding_decay) = ([0.0; 8], [0.0; 8]);
-            // All heads' slices in one loop, which is not unrolled: that would take twice the registers.
-            s = 0;
-            while s < slices {
+            // All heads' slices in one loop that stays: docs/compiler.md.
+            each!(s in 0..slices => {
                 let r = s / Self::SLICES;
                 let of_head = Self::head(&c, r);
                 let ring = ring(r);
                 let first = first_row(s);
-                // GDN's, of which the assembler does not see that they are the same in every turn.
+                // One decay of all channels, which ptxas does not see to be the same in every turn.
                 let of_channels = |decay: [f32; 8]| match G::per_channel(&c) {
                     true => decay,
                     false => [decay[0]; 8],
@@ -306,8 +306,7 @@ impl<
                 copies.start(next % DEPTH, next < slices, share, || {
                     (head(next / Self::SLICES), first_row(next))
                 });
-                s += 1;
-            }
+            });
             sync_threads();
             finish::<Self>(&c, layer, row, scale);
         }

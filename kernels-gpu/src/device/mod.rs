@@ -11,8 +11,10 @@ mod absent;
 #[cfg(target_arch = "nvptx64")]
 #[path = "ptx.rs"]
 mod backend;
+pub mod shapes;
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 pub mod sim;
+
 #[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
 use absent as backend;
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
@@ -80,7 +82,7 @@ pub mod thread {
 }
 
 /// Launches of a stream that overlap, where the second one may
-/// ([`LaunchShape::overlaps`](crate::launch::LaunchShape::overlaps)). Else these do nothing: launches come one after the other.
+/// ([`LaunchShape::overlaps`](crate::device::shapes::LaunchShape::overlaps)). Else these do nothing: launches come one after the other.
 pub mod overlap {
     use super::backend;
 
@@ -636,7 +638,7 @@ pub mod shared {
     }
 }
 
-/// Blocks that run side by side, [`crate::launch::LaunchShape::cluster`] of them along x, and reach each other's shared
+/// Blocks that run side by side, [`crate::device::shapes::LaunchShape::cluster`] of them along x, and reach each other's shared
 /// memory. The rank of a block is its index along x, modulo that.
 ///
 /// Without clusters a block is one by itself.
@@ -843,7 +845,7 @@ pub(crate) use backend::load_time_constant;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use backend::load_time_constants;
 
-/// A number that the compiler does not know: a loop up to it is not unrolled, for code that is to be small.
+/// An opaque trip count (docs/compiler.md): the loop up to it stays, for code that is to be small.
 #[inline(always)]
 pub fn unknown(x: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -852,7 +854,7 @@ pub fn unknown(x: u32) -> u32 {
     x
 }
 
-/// Says that the branch which calls it is taken rarely: what is behind it stays as likely, and is inlined as if it were not there.
+/// Says that the branch which calls it is taken rarely (docs/compiler.md): code behind it stays as likely, and is inlined as without the call.
 #[inline(always)]
 pub fn rarely() {
     #[cfg(target_arch = "nvptx64")]

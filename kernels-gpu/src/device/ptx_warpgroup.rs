@@ -69,145 +69,81 @@ macro_rules! settle {
     };
 }
 
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn both_k128(a: [u32; 32], b: u32) -> [[f32; 32]; 2] {
-    let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
-    multiply! {
-        group "8" {
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3] b + 0 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 256 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b + 512 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b + 768 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a16 a17 a18 a19] b + 1024 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a20 a21 a22 a23] b + 1280 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a24 a25 a26 a27] b + 1536 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a28 a29 a30 a31] b + 1792 0;
+/// Defines `by_both` for a K: both halves of an image by the same words of `a`, each step of 16 channels `accumulates, offset of the
+/// first half, of the second, words`.
+macro_rules! by_both {
+    ($name:ident $words:literal $($steps:tt)*) => {
+        by_both! {
+            @lists $name $words
+            [
+                d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16 16 d17
+                17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31 31
+            ]
+            [
+                q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16 16 q17
+                17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31 31
+            ]
+            $($steps)*
         }
-        group "8" {
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "from_zero" [a0 a1 a2 a3] b + 64 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a4 a5 a6 a7] b + 320 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a8 a9 a10 a11] b + 576 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a16 a17 a18 a19] b + 1088 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a20 a21 a22 a23] b + 1344 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a24 a25 a26 a27] b + 1600 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a28 a29 a30 a31] b + 1856 0;
+    };
+    (
+        @lists $name:ident $words:literal [$($d:ident $di:literal)*] [$($q:ident $qi:literal)*]
+        $($accumulates:literal $first:literal $second:literal [$($a:ident $ai:literal)*];)*
+    ) => {
+        by_both! {
+            @products $name $words [$($d)*] [$($q)*] [$($d $di)*] [$($q $qi)*] [$($($a $ai)*)*]
+            $($accumulates $first $second [$($a)*];)*
         }
-        pending 2
-        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
-        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        out q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
-        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
-        31]
-        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15 a16 16
-        a17 17 a18 18 a19 19 a20 20 a21 21 a22 22 a23 23 a24 24 a25 25 a26 26 a27 27 a28 28 a29 29 a30 30 a31
-        31]
-        shared b
-    }
-    [d, q]
+    };
+    (
+        @products $name:ident $words:literal $d:tt $q:tt $of_d:tt $of_q:tt $of_a:tt
+        $($accumulates:literal $first:literal $second:literal $a:tt;)*
+    ) => {
+        #[inline(always)]
+        unsafe fn $name(a: [u32; $words], b: u32) -> [[f32; 32]; 2] {
+            let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
+            multiply! {
+                group "8" { $("m64n64k16" $d $accumulates $a b + $first 0;)* }
+                group "8" { $("m64n64k16" $q $accumulates $a b + $second 0;)* }
+                pending 2
+                out d $of_d
+                out q $of_q
+                in a $of_a
+                shared b
+            }
+            [d, q]
+        }
+    };
 }
 
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn both_k96(a: [u32; 24], b: u32) -> [[f32; 32]; 2] {
-    let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
-    multiply! {
-        group "8" {
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3] b + 0 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 256 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b + 512 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b + 768 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a16 a17 a18 a19] b + 1024 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a20 a21 a22 a23] b + 1280 0;
-        }
-        group "8" {
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "from_zero" [a0 a1 a2 a3] b + 64 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a4 a5 a6 a7] b + 320 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a8 a9 a10 a11] b + 576 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a16 a17 a18 a19] b + 1088 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a20 a21 a22 a23] b + 1344 0;
-        }
-        pending 2
-        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
-        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        out q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
-        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
-        31]
-        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15 a16 16
-        a17 17 a18 18 a19 19 a20 20 a21 21 a22 22 a23 23]
-        shared b
-    }
-    [d, q]
+by_both! {
+    both_k128 32
+    "from_zero" 0 64 [a0 0 a1 1 a2 2 a3 3];
+    "on" 256 320 [a4 4 a5 5 a6 6 a7 7];
+    "on" 512 576 [a8 8 a9 9 a10 10 a11 11];
+    "on" 768 832 [a12 12 a13 13 a14 14 a15 15];
+    "on" 1024 1088 [a16 16 a17 17 a18 18 a19 19];
+    "on" 1280 1344 [a20 20 a21 21 a22 22 a23 23];
+    "on" 1536 1600 [a24 24 a25 25 a26 26 a27 27];
+    "on" 1792 1856 [a28 28 a29 29 a30 30 a31 31];
 }
 
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn both_k64(a: [u32; 16], b: u32) -> [[f32; 32]; 2] {
-    let (mut d, mut q) = ([0.0f32; 32], [0.0f32; 32]);
-    multiply! {
-        group "8" {
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "from_zero" [a0 a1 a2 a3] b + 0 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a4 a5 a6 a7] b + 256 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a8 a9 a10 a11] b + 512 0;
-        "m64n64k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15 d16 d17 d18 d19 d20 d21 d22 d23 d24
-        d25 d26 d27 d28 d29 d30 d31] "on" [a12 a13 a14 a15] b + 768 0;
-        }
-        group "8" {
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "from_zero" [a0 a1 a2 a3] b + 64 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a4 a5 a6 a7] b + 320 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a8 a9 a10 a11] b + 576 0;
-        "m64n64k16" [q0 q1 q2 q3 q4 q5 q6 q7 q8 q9 q10 q11 q12 q13 q14 q15 q16 q17 q18 q19 q20 q21 q22 q23 q24
-        q25 q26 q27 q28 q29 q30 q31] "on" [a12 a13 a14 a15] b + 832 0;
-        }
-        pending 2
-        out d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
-        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        out q [q0 0 q1 1 q2 2 q3 3 q4 4 q5 5 q6 6 q7 7 q8 8 q9 9 q10 10 q11 11 q12 12 q13 13 q14 14 q15 15 q16
-        16 q17 17 q18 18 q19 19 q20 20 q21 21 q22 22 q23 23 q24 24 q25 25 q26 26 q27 27 q28 28 q29 29 q30 30 q31
-        31]
-        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
-        shared b
-    }
-    [d, q]
+by_both! {
+    both_k96 24
+    "from_zero" 0 64 [a0 0 a1 1 a2 2 a3 3];
+    "on" 256 320 [a4 4 a5 5 a6 6 a7 7];
+    "on" 512 576 [a8 8 a9 9 a10 10 a11 11];
+    "on" 768 832 [a12 12 a13 13 a14 14 a15 15];
+    "on" 1024 1088 [a16 16 a17 17 a18 18 a19 19];
+    "on" 1280 1344 [a20 20 a21 21 a22 22 a23 23];
+}
+
+by_both! {
+    both_k64 16
+    "from_zero" 0 64 [a0 0 a1 1 a2 2 a3 3];
+    "on" 256 320 [a4 4 a5 5 a6 6 a7 7];
+    "on" 512 576 [a8 8 a9 9 a10 10 a11 11];
+    "on" 768 832 [a12 12 a13 13 a14 14 a15 15];
 }
 
 #[inline(always)]
@@ -237,189 +173,80 @@ unsafe fn multiply_triangle(a: [u32; 16], b: u32) -> [f32; 32] {
     d
 }
 
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn accumulate_k128<const TOKENS: u32>(
-    sums: &mut [f32; 64],
-    (a, b): ([u32; 16], u32),
-    d: &mut [f32; 32],
-    (x, triangle): ([u32; 16], u32),
-) {
-    multiply! {
-        group "16" {
-        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
-        triangle + 128 0;
-        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
-        triangle + 192 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
-        triangle + 256 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
-        triangle + 320 0;
+/// Defines, for a K, the sums of a triangle's products with an image that are added to `sums`, and the wait behind which no product is
+/// under way.
+macro_rules! accumulate {
+    ($name:ident $settle:ident $count:literal $shape:literal [$($s:ident $i:literal)*]) => {
+        accumulate! { @products $name $settle $count $shape [$($s)*] [$($s $i)*] }
+    };
+    (@products $name:ident $settle:ident $count:literal $shape:literal $s:tt $of_s:tt) => {
+        #[inline(always)]
+        unsafe fn $name<const TOKENS: u32>(
+            sums: &mut [f32; $count],
+            (a, b): ([u32; 16], u32),
+            d: &mut [f32; 32],
+            (x, triangle): ([u32; 16], u32),
+        ) {
+            multiply! {
+                group "16" {
+                "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
+                "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
+                triangle + 128 0;
+                "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
+                "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
+                triangle + 192 0;
+                "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
+                triangle + 256 0;
+                "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
+                triangle + 320 0;
+                }
+                group "{apart}" {
+                    $shape $s "on" [a0 a1 a2 a3] b + 0 1;
+                    $shape $s "on" [a4 a5 a6 a7] b + 16 1;
+                    $shape $s "on" [a8 a9 a10 a11] b + 32 1;
+                    $shape $s "on" [a12 a13 a14 a15] b + 48 1;
+                }
+                pending 1
+                inout sums $of_s
+                inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
+                16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
+                31]
+                in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+                in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
+                shared b shared triangle
+                constant apart TOKENS
+            }
         }
-        group "{apart}" {
-        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
-        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a0 a1 a2 a3] b + 0 1;
-        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
-        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a4 a5 a6 a7] b + 16 1;
-        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
-        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a8 a9 a10 a11] b + 32 1;
-        "m64n128k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47 s48 s49 s50
-        s51 s52 s53 s54 s55 s56 s57 s58 s59 s60 s61 s62 s63] "on" [a12 a13 a14 a15] b + 48 1;
+
+        #[inline(always)]
+        unsafe fn $settle(sums: &mut [f32; $count]) {
+            settle! { pending 0 sums $of_s }
         }
-        pending 1
-        inout sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
-        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
-        s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
-        s46 46 s47 47 s48 48 s49 49 s50 50 s51 51 s52 52 s53 53 s54 54 s55 55 s56 56 s57 57 s58 58 s59 59 s60 60
-        s61 61 s62 62 s63 63]
-        inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
-        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
-        in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
-        shared b shared triangle
-        constant apart TOKENS
-    }
+    };
 }
 
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn accumulate_k96<const TOKENS: u32>(
-    sums: &mut [f32; 48],
-    (a, b): ([u32; 16], u32),
-    d: &mut [f32; 32],
-    (x, triangle): ([u32; 16], u32),
-) {
-    multiply! {
-        group "16" {
-        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
-        triangle + 128 0;
-        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
-        triangle + 192 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
-        triangle + 256 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
-        triangle + 320 0;
-        }
-        group "{apart}" {
-        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a0 a1
-        a2 a3] b + 0 1;
-        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a4 a5
-        a6 a7] b + 16 1;
-        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a8 a9
-        a10 a11] b + 32 1;
-        "m64n96k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31 s32 s33 s34 s35 s36 s37 s38 s39 s40 s41 s42 s43 s44 s45 s46 s47] "on" [a12
-        a13 a14 a15] b + 48 1;
-        }
-        pending 1
-        inout sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
-        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
-        s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
-        s46 46 s47 47]
-        inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
-        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
-        in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
-        shared b shared triangle
-        constant apart TOKENS
-    }
+accumulate! {
+    accumulate_k128 settle_k128 64 "m64n128k16" [
+        s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16 s17 17 s18
+        18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31 s32 32 s33 33
+        s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45 s46 46 s47 47 s48 48 s49
+        49 s50 50 s51 51 s52 52 s53 53 s54 54 s55 55 s56 56 s57 57 s58 58 s59 59 s60 60 s61 61 s62 62 s63 63
+    ]
 }
 
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn accumulate_k64<const TOKENS: u32>(
-    sums: &mut [f32; 32],
-    (a, b): ([u32; 16], u32),
-    d: &mut [f32; 32],
-    (x, triangle): ([u32; 16], u32),
-) {
-    multiply! {
-        group "16" {
-        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x0 x1 x2 x3] triangle + 0 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x0 x1 x2 x3]
-        triangle + 128 0;
-        "m64n32k16" [d0 d1 d2 d3 d4 d5 d6 d7 d8 d9 d10 d11 d12 d13 d14 d15] "on" [x4 x5 x6 x7] triangle + 64 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x4 x5 x6 x7]
-        triangle + 192 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x8 x9 x10 x11]
-        triangle + 256 0;
-        "m64n32k16" [d16 d17 d18 d19 d20 d21 d22 d23 d24 d25 d26 d27 d28 d29 d30 d31] "on" [x12 x13 x14 x15]
-        triangle + 320 0;
-        }
-        group "{apart}" {
-        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31] "on" [a0 a1 a2 a3] b + 0 1;
-        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31] "on" [a4 a5 a6 a7] b + 16 1;
-        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31] "on" [a8 a9 a10 a11] b + 32 1;
-        "m64n64k16" [s0 s1 s2 s3 s4 s5 s6 s7 s8 s9 s10 s11 s12 s13 s14 s15 s16 s17 s18 s19 s20 s21 s22 s23 s24
-        s25 s26 s27 s28 s29 s30 s31] "on" [a12 a13 a14 a15] b + 48 1;
-        }
-        pending 1
-        inout sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
-        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
-        s31 31]
-        inout d [d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16
-        16 d17 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31
-        31]
-        in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
-        in x [x0 0 x1 1 x2 2 x3 3 x4 4 x5 5 x6 6 x7 7 x8 8 x9 9 x10 10 x11 11 x12 12 x13 13 x14 14 x15 15]
-        shared b shared triangle
-        constant apart TOKENS
-    }
+accumulate! {
+    accumulate_k96 settle_k96 48 "m64n96k16" [
+        s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16 s17 17 s18
+        18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31 s32 32 s33 33
+        s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45 s46 46 s47 47
+    ]
 }
 
-/// Behind it no product is under way.
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn settle_64(sums: &mut [f32; 64]) {
-    settle! {
-        pending 0
-        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
-        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
-        s31 31 s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45
-        s46 46 s47 47 s48 48 s49 49 s50 50 s51 51 s52 52 s53 53 s54 54 s55 55 s56 56 s57 57 s58 58 s59 59 s60 60
-        s61 61 s62 62 s63 63]
-    }
-}
-
-/// Behind it no product is under way.
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn settle_48(sums: &mut [f32; 48]) {
-    settle! {
-        pending 0
-        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16
-        s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31
-        s32 32 s33 33 s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45 s46 46
-        s47 47]
-    }
-}
-
-/// Behind it no product is under way.
-#[inline(always)]
-#[rustfmt::skip]
-unsafe fn settle_32(sums: &mut [f32; 32]) {
-    settle! {
-        pending 0
-        sums [s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15
-        s16 16 s17 17 s18 18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30
-        s31 31]
-    }
+accumulate! {
+    accumulate_k64 settle_k64 32 "m64n64k16" [
+        s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16 s17 17 s18
+        18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31
+    ]
 }
 
 /// Behind it no product is under way.
@@ -541,15 +368,15 @@ pub fn warpgroup_settle<const K: u32>(sums: &mut [f32; 64]) {
     // SAFETY: all threads of the group come, as they have to the product.
     unsafe {
         match K {
-            128 => settle_64(sums),
+            128 => settle_k128(sums),
             96 => {
                 let mut own = first(sums);
-                settle_48(&mut own);
+                settle_k96(&mut own);
                 put_first(sums, own);
             }
             _ => {
                 let mut own = first(sums);
-                settle_32(&mut own);
+                settle_k64(&mut own);
                 put_first(sums, own);
             }
         }

@@ -33,8 +33,8 @@ pub(super) use float::{
     minimum, multiply_f16x2, pack_b16x2, pack_bf16x2, pack_f16x2, reciprocal, rsqrt,
 };
 
-use crate::constants::Element;
-use crate::launch::LaunchShape;
+use crate::device::shapes::Element;
+use crate::device::shapes::LaunchShape;
 use crate::machine;
 use barrier::Barrier;
 use block::current;

@@ -15,12 +15,12 @@
 //!     a_j = (e^g_j ⊙ k_j)·k    b_j = (e^g_j ⊙ k_j)·q    p = S (Γ ⊙ k) + Σ_j a_j u_j     (3) (4)
 //! Every decay is e to a sum of log decays, none above 1: no quotient of two that may both be 0.
 //!
-//! [`GdnParallel`] and [`KdaParallel`] take T new tokens at once, as [`super::gdn_mtp`]'s do, with M, T, W and R of the new tokens
+//! [`Parallel`] takes T new tokens at once, as [`super::gdn_mtp`]'s do, with M, T, W and R of the new tokens
 //! as there, and what is pending in place of S₀ k and S₀ q, for all tokens by two products on the tensor cores:
 //!     p_t = Γ S k_t + Σ_j a_tj u_j    o'_t = Γ S q_t + Σ_j b_tj u_j    with g_j, Γ of the pending tokens alone    (3) (4)
 //! where the u_j are a matrix of V by 16, and a and b one of 16 by 16; then R_t = v_t − e^g_t rk_t p_t, g_t of the new tokens.
 //!
-//! [`GdnLayerParallel`] and [`KdaLayerParallel`] have [`super::layer_mtp`]'s convolution before that and its norm behind. There the
+//! [`LayerParallel`] has [`super::layer_mtp`]'s convolution before that and its norm behind. There the
 //! window of a slot waits too: the convolution of the new tokens begins with the last W − 1 of its inputs and those of the pending tokens, and a row
 //! that folds leaves these as its window. A rejected token has left nothing but entries that are not pending.
 //!
@@ -37,44 +37,4 @@
 //! Cost     V · K · size_of(S) + n · ring entry bytes per (b, hv), and one state written in N launches: memory-bound
 //! Truth    reference::deferred; tests/deferred.rs
 
-use super::gdn_mtp::PerHead;
-use super::kda_recurrent::PerChannel;
-use crate::deferred;
-use crate::recurrent::Either;
-
-/// K-last states.
-pub type KLast<
-    S,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const VALUES: usize,
-    const THREADS: u32,
-> = deferred::KLast<Either, S, K, V, ROWS, VALUES, THREADS>;
-
-/// K-last states, whole heads a block, of a layer.
-pub type WholeKLast<
-    S,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const VALUES: usize,
-    const THREADS: u32,
-    const DEPTH: u32,
-> = deferred::WholeKLast<Either, S, K, V, ROWS, VALUES, THREADS, DEPTH>;
-
-/// All tokens at once, of GDN.
-pub type GdnParallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
-    deferred::Parallel<PerHead, K, V, WARPS, TILES16>;
-
-/// All tokens at once, of KDA.
-pub type KdaParallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
-    deferred::Parallel<PerChannel, K, V, WARPS, TILES16>;
-
-/// All tokens at once, of a layer of GDN.
-pub type GdnLayerParallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
-    deferred::LayerParallel<PerHead, K, V, WARPS, TILES16>;
-
-/// All tokens at once, of a layer of KDA.
-pub type KdaLayerParallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
-    deferred::LayerParallel<PerChannel, K, V, WARPS, TILES16>;
+pub use crate::deferred::{KLast, LayerParallel, Parallel, WholeKLast};

@@ -22,7 +22,7 @@ use crate::constants::constants;
 use crate::device::shared::COUNTER_BYTES;
 use crate::device::warpgroup::TRIANGLE_BYTES;
 use crate::device::{cluster, float, global, shared, thread, warp, warpgroup};
-use crate::launch::Kernel;
+use crate::launch::{Description, Kernel, Shared};
 use crate::math::each::each;
 
 /// Addresses of one launch.
@@ -43,7 +43,7 @@ constants! {
     }
 }
 
-/// What each row of the output holds, in order.
+/// The rows of the output, in order.
 pub const RESULTS: [&str; 61] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
@@ -119,9 +119,10 @@ pub struct EveryPrimitive<const BLOCK: u32>;
 impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
     type Params = DeviceContractParams;
     type Constants = DeviceContractConstants;
-    const BLOCK: u32 = BLOCK;
-    const TILES: u32 = 1;
-    const SHARED_BYTES: u32 = 48 * BLOCK;
+    const DESCRIPTION: Description = Description {
+        shared: Shared::of_block(48 * BLOCK),
+        ..Description::new(BLOCK)
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeviceContractParams) {
@@ -233,10 +234,13 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
     }
 }
 
+/// Blocks of a cluster of [`Cluster`].
+const CLUSTER: u32 = 4;
+
 /// Blocks of a launch of [`Cluster`]: two clusters.
 pub const CLUSTER_BLOCKS: u32 = 8;
 
-/// What each `[CLUSTER_BLOCKS, BLOCK]` of the output of [`Cluster`] holds, in order.
+/// The parts `[CLUSTER_BLOCKS, BLOCK]` of the output of [`Cluster`], in order.
 pub const CLUSTER_RESULTS: [&str; 7] = [
     "block_idx_x",
     "b32 of the block before",
@@ -253,17 +257,18 @@ pub struct Cluster<const BLOCK: u32>;
 impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
     type Params = DeviceContractParams;
     type Constants = DeviceContractConstants;
-    const BLOCK: u32 = BLOCK;
-    const TILES: u32 = 1;
-    const SHARED_BYTES: u32 = 32 * BLOCK + cluster::MAILBOX_BYTES;
-    const CLUSTER: u32 = 4;
+    const DESCRIPTION: Description = Description {
+        cluster: CLUSTER,
+        shared: Shared::of_block(32 * BLOCK + cluster::MAILBOX_BYTES),
+        ..Description::new(BLOCK)
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeviceContractParams) {
         let (id, block) = (thread::thread_idx_x(), thread::block_idx_x());
         let next = (id + 1) % BLOCK;
-        let rank = block % Self::CLUSTER;
-        let further = |blocks: u32| (rank + blocks) % Self::CLUSTER;
+        let rank = block % CLUSTER;
+        let further = |blocks: u32| (rank + blocks) % CLUSTER;
         let base = shared::dynamic_shared_mem();
         let (words, kept, quads) = (base, base + 4 * BLOCK, base + 8 * BLOCK);
         let (sent, mailbox) = (base + 24 * BLOCK, base + 32 * BLOCK);
@@ -296,7 +301,7 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
             cluster::arrive();
             cluster::wait();
             let number = DeviceContractConstants::get().number;
-            cluster::store_shared_b32_at(words + 4 * id, further(Self::CLUSTER - 1), x ^ number);
+            cluster::store_shared_b32_at(words + 4 * id, further(CLUSTER - 1), x ^ number);
             cluster::arrive();
             cluster::wait();
             put(4, shared::load_shared_b32(words + 4 * next));
@@ -319,10 +324,13 @@ pub struct Warpgroup<const BLOCK: u32>;
 impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
     type Params = DeviceContractParams;
     type Constants = DeviceContractConstants;
-    const BLOCK: u32 = BLOCK;
-    const TILES: u32 = 1;
-    const SHARED_BYTES: u32 = 32_768 + 2 * TRIANGLE_BYTES + 16 * BLOCK + 2 * COUNTER_BYTES + 128;
-    const WARPGROUPS: bool = true;
+    const DESCRIPTION: Description = Description {
+        warpgroups: true,
+        shared: Shared::of_block(
+            32_768 + 2 * TRIANGLE_BYTES + 16 * BLOCK + 2 * COUNTER_BYTES + 128,
+        ),
+        ..Description::new(BLOCK)
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &DeviceContractParams) {

@@ -1,30 +1,30 @@
 //! GDN prefill: any number of tokens, in chunks of 64 on the tensor cores.
 //!
-//! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain (from state to state); a piece of one
+//! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain (from state to state); a chunk of one
 //!          token as kernels/gdn_decode
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
 //!          [`Short`] the same, or x = r / 2; the others in kernels/prefill.rs
-//! Machine  [`Chain`] and [`Short`] compute capability 9.0 alone (sm_90a); [`PortableChain`] and all others 8.0 and newer
+//! Machine  [`Chain`] by [`Hopper`](crate::prefill::chain::machine::Hopper) and [`Short`] compute capability 9.0 alone (sm_90a); all
+//!          others, [`Chain`] by [`Portable`](crate::prefill::chain::machine::Portable) too, 8.0 and newer
 //! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
 //!          tokens that are no row's is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
-use super::gdn_mtp::PerHead;
 use crate::device::overlap::let_next_begin;
 use crate::device::shared::{COUNTER_BYTES, dynamic_shared_mem};
 use crate::device::thread::{block_idx_x, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel};
+use crate::launch::{Computes, Description, Family, Kernel, Shared, Stage, Workspace};
 use crate::layer::Place;
 use crate::math::power::divided;
-use crate::prefill::chain::machine::{Hopper, Portable};
-use crate::prefill::convolution::Inputs;
+use crate::prefill::convolution::ConvInputs;
 use crate::prefill::kernels::end_behind_chain;
+pub use crate::prefill::kernels::{Chain, Short};
 use crate::prefill::load::THREADS;
 use crate::prefill::norm;
-use crate::prefill::operands::Global;
+use crate::prefill::operands::GlobalSink;
 use crate::prefill::prepare::{self, Unit};
 use crate::prefill::rows::row_of;
 use crate::prefill::solve::SCRATCH_BYTES;
@@ -34,19 +34,7 @@ use crate::prefill::{self, head_bytes, image_bytes};
 use crate::row::value_head;
 use crate::step::{PrefillParams, StepConstants};
 
-/// From state to state, with what [`Prepare`] left in the workspace.
-pub type Chain<const K: u32, const V: u32, const GROUPS: u32> =
-    prefill::kernels::Chain<PerHead, Hopper, K, V, GROUPS>;
-
-/// The same on every machine: a block has 64 rows of a state.
-pub type PortableChain<const K: u32, const V: u32> =
-    prefill::kernels::Chain<PerHead, Portable, K, V, 1>;
-
-/// Rows of at most 64 tokens: both in one, without a workspace.
-pub type Short<const K: u32, const V: u32, const GROUPS: u32> =
-    prefill::kernels::Short<PerHead, K, V, GROUPS>;
-
-/// What of units does not depend on states.
+/// The intra-chunk pass: the operands of units, which do not depend on states.
 pub struct Prepare<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Prepare<K, V> {
@@ -61,21 +49,20 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
 impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = 1;
-    const MIN_BLOCKS_PER_SM: u32 = 3;
-    const SHARED_BYTES: u32 = Self::SCALES + prepare::SCALE_BYTES + COUNTER_BYTES + 128;
-    const WORKSPACE_BYTES: u32 = image_bytes(K);
-    const WORKSPACE_BYTES_PER_HEAD: u32 = head_bytes(K, false);
-    const WORKSPACE_BYTES_OF_VALUES: u32 = V / 64 * values::TILE_BYTES;
-    const WORKSPACE_BYTES_OF_NORM: u32 = prefill::norm::scales_bytes(V);
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::GdnPrefillPrepare,
-        per_channel: Some(false),
-        states: None,
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        min_blocks_per_sm: 3,
+        shared: Shared::of_block(Self::SCALES + prepare::SCALE_BYTES + COUNTER_BYTES + 128),
+        workspace: Workspace {
+            per_key_head: image_bytes(K),
+            per_head: head_bytes(K, false),
+            of_values: V / 64 * values::TILE_BYTES,
+            of_norm: prefill::norm::scales_bytes(V),
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::chunked(Stage::Prepare), Some(false), [K, V]),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
@@ -88,7 +75,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
 }
 
 impl<const K: u32, const V: u32> Prepare<K, V> {
-    /// What the block makes of its unit.
+    /// Makes the operands of the block's unit.
     ///
     /// # Safety
     /// As [`Kernel::run`]'s.
@@ -98,7 +85,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let pairs = c.ratio.div_ceil(2);
         let of_unit = c.h * pairs;
         let (unit, of) = divided(block_idx_x(), of_unit);
-        let n = params.first_piece + unit;
+        let n = params.first_chunk + unit;
         let (h, first) = match pairs {
             1 => (of, 0),
             _ => (of / pairs, of % pairs * 2),
@@ -119,8 +106,8 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
             };
             // There is no memory for so many as are no u32; and fewer registers than were good.
             let number = span.unit(j) as u32 * c.h + h;
-            let piece = span.piece(j);
-            let with = (&span, piece);
+            let chunk = span.chunk(j);
+            let with = (&span, chunk);
             let of = |r| Operands::of_head::<K, V>(&c, params, false, (number as u64, r));
             let at = (base, base, base + Self::SCALES);
             let made = if c.taps != 0 {
@@ -133,12 +120,12 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                 if c.makes_values() {
                     let threads = THREADS / heads;
                     let threads = (thread_idx_x() % threads, threads);
-                    let with = (&span, piece, Inputs::NONE);
+                    let with = (&span, chunk, ConvInputs::NONE);
                     let channels = Channels::of_head(hv);
-                    let out = Global(of(r).values);
+                    let out = GlobalSink(of(r).values);
                     values::make::<K, V, V>(&c, params, with, channels, threads, out);
                 }
-                let of_block = (h, hv, Inputs::NONE);
+                let of_block = (h, hv, ConvInputs::NONE);
                 Unit::new::<K>(&c, params, with, of_block, heads, at)
             };
             norm::begin::<V>(&c, of(r).scales, thread_idx_x() % (THREADS / heads));
@@ -146,7 +133,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
             if c.taps == 0 && first == 0 {
                 made.give_image::<K>(&c, of_first.images);
             }
-            made.give_heads::<K>(&c, Global(of_first.head), own_bytes(&c, K, V, false));
+            made.give_heads::<K>(&c, GlobalSink(of_first.head), own_bytes(&c, K, V, false));
         }
     }
 }

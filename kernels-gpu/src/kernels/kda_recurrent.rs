@@ -27,26 +27,4 @@
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/kda_recurrent.rs, tests/laws
 
-use crate::launch::Family;
-use crate::recurrent::{self, Decays, Gating};
-
-/// One decay per key channel.
-pub struct PerChannel;
-
-impl Decays for PerChannel {
-    const OF_CHANNELS: Option<bool> = Some(true);
-}
-
-impl Gating for PerChannel {
-    const PER_CHANNEL: bool = true;
-    const PARALLEL: Family = Family::KdaRecurrentParallel;
-    const LAYER_PARALLEL: Family = Family::KdaLayerParallel;
-    const DEFERRED_PARALLEL: Family = Family::KdaDeferredParallel;
-    const DEFERRED_LAYER_PARALLEL: Family = Family::KdaDeferredLayerParallel;
-    const CHAIN: Family = Family::KdaPrefillChain;
-    const SHORT: Family = Family::KdaPrefillShort;
-}
-
-/// All tokens at once on K-last states of 16 bits.
-pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
-    recurrent::Parallel<PerChannel, K, V, WARPS, TILES16>;
+pub use crate::recurrent::Parallel;

@@ -22,27 +22,4 @@
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/recurrent.rs, tests/laws
 
-use super::gdn_mtp::PerHead;
-use crate::recurrent::{self, Either};
-
-/// K-last states.
-pub type KLast<S, const K: u32, const V: u32, const ROWS: usize, const THREADS: u32> =
-    recurrent::KLast<Either, S, K, V, ROWS, THREADS>;
-
-/// V-last states.
-pub type VLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
-    recurrent::VLast<Either, S, K, V, LANES, ROWS>;
-
-/// K-last states of GDN alone, whose rows are in `PARTS`.
-pub type GdnKLast<
-    S,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const THREADS: u32,
-    const PARTS: usize,
-> = recurrent::KLast<PerHead, S, K, V, ROWS, THREADS, PARTS>;
-
-/// V-last states of GDN alone.
-pub type GdnVLast<S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> =
-    recurrent::VLast<PerHead, S, K, V, LANES, ROWS>;
+pub use crate::recurrent::{KLast, VLast};

@@ -8,14 +8,14 @@
 use crate::constants::constants;
 use crate::device::global::{load_state_b128, store_state_b128};
 use crate::device::thread::{block_idx_x, thread_idx_x};
-use crate::launch::Kernel;
+use crate::launch::{Description, Kernel};
 use crate::math::each::each;
 
 const BLOCK: u32 = 128;
 /// Bytes that a block of the 2-vector variant works on.
 pub const BLOCK_BYTES: u64 = 2 * BLOCK as u64 * 16;
 
-/// Where the states are.
+/// Address of the states.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct StateFloorParams {
@@ -24,7 +24,7 @@ pub struct StateFloorParams {
 }
 
 constants! {
-    /// What is fixed for a measurement.
+    /// The constant of a measurement.
     pub struct StateFloorConstants {
         /// Bits of the f32 that every state is multiplied by.
         factor = "GD_FACTOR",
@@ -37,8 +37,7 @@ pub struct InPlace<const VECTORS: usize>;
 impl<const VECTORS: usize> Kernel for InPlace<VECTORS> {
     type Params = StateFloorParams;
     type Constants = StateFloorConstants;
-    const BLOCK: u32 = BLOCK;
-    const TILES: u32 = 1;
+    const DESCRIPTION: Description = Description::new(BLOCK);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StateFloorParams) {

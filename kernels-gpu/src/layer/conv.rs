@@ -21,8 +21,7 @@ pub struct ThreadChannels<const N: usize> {
     loaded: [Loaded; N],
 }
 
-/// A channel and x of its token. One struct, because LLVM copies an array of two x as one integer of 64 bits: the assembler
-/// waits for both x where it makes that integer, before it asks for states.
+/// A channel and x of its token: a struct, not an array of two x (docs/compiler.md, One value, not two).
 #[derive(Clone, Copy)]
 struct Loaded {
     channel: Channel,

@@ -13,7 +13,7 @@ const HELD: usize = 8;
 
 /// The tokens of a row that the convolution goes through: those that are kept of the previous ones, then the new ones. Where
 /// there are fewer than the launch has room for, the last one is repeated.
-pub struct Walk {
+pub struct RowTokens {
     b: u32,
     /// First new token among those of its tensor's row.
     start: u32,
@@ -33,7 +33,7 @@ pub enum Which {
 /// x of tokens of a channel.
 type Held = [Raw<1>; HELD];
 
-impl Walk {
+impl RowTokens {
     /// The tokens of row `b`: `previous` where the launch has previous tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(b: u32, previous: Option<&Tokens>, new: &Tokens) -> Self {
@@ -111,7 +111,7 @@ impl Drafts {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         part: Part,
     ) -> Self {
         let none = [Raw([0]); HELD];
@@ -142,7 +142,7 @@ impl Drafts {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         part: Part,
         ring: &InputRing,
     ) -> Self {
@@ -185,7 +185,7 @@ impl Drafts {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         give: impl Fn(&Part, Which, u32, bool, f32),
     ) {
         let (number, is_there) = (self.part.channel, self.part.is_there);
@@ -238,7 +238,7 @@ impl Drafts {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         ring: &InputRing,
     ) {
         if !self.part.is_there {
@@ -265,7 +265,7 @@ impl Drafts {
         &self,
         c: &StepConstants,
         params: &LayerParams,
-        walk: &Walk,
+        walk: &RowTokens,
         which: Which,
         first: u32,
     ) -> Held {
@@ -287,7 +287,7 @@ impl Drafts {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         (t, x): (u32, Raw<1>),
     ) {
         let (channel, number) = (&self.channel, self.part.channel);

@@ -9,12 +9,13 @@ use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::warp_shuffle_xor;
-use crate::launch::{Computes, Family, Kernel, Layout, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::each::each;
 use crate::math::elements::{self, load};
 use crate::math::range::{SMALL, times};
+use crate::recurrent::gates::LaneGates;
 use crate::recurrent::klast::{Token, check_parts, load_parts, normable, parts_to_f32, step};
-use crate::recurrent::tokens::{Decays, LaneGates, Tokens};
+use crate::recurrent::tokens::{Decays, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -70,24 +71,23 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = Self::BLOCKS;
-    const MAX_HEADS: u32 = 8 * 64 / THREADS;
-    const MIN_BLOCKS_PER_SM: u32 = 1;
-    const BLOCK_PER_HEAD: bool = true;
-    const SHARED_BYTES: u32 = Self::HEADS;
-    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
-    const CLUSTER: u32 = Self::BLOCKS;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Layer,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        tiles: Self::BLOCKS,
+        max_heads: 8 * 64 / THREADS,
+        min_blocks_per_sm: 1,
+        block_per_head: true,
+        cluster: Self::BLOCKS,
+        shared: Shared {
+            block: Self::HEADS,
+            per_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
+                .on(Layout::KLast, S::ELEMENT),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
@@ -142,7 +142,7 @@ impl<
                 v = raw_v.to_f32(c.v_element);
             }
             cluster::wait();
-            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            // Loads first: docs/compiler.md.
             if !live {
                 if share.lane == 0 {
                     elements::store([0.0; ROWS], tokens.o.at(0, first), c.o_element, wide);

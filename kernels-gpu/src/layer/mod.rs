@@ -5,7 +5,7 @@
 //! convolution is read, and its window written, by one thread of the GPU, and everything that wants it is near that thread:
 //!
 //! - [`WholeKLast`], [`WholeVLast`]: a block has all value heads of a query/key head, one after the other, whose states stream
-//!   through its shared memory while the convolution runs (`whole.rs`, `ring.rs`);
+//!   through its shared memory while the convolution runs (`whole.rs`, `slices.rs`);
 //! - [`KLast`], [`VLast`]: a block has one tile of all of them, and a cluster all tiles, for batches that do not fill a GPU with
 //!   whole heads. Blocks send each other what they convolved of q and k, and their sums of the squares of o (`mail.rs`);
 //! - [`MtpKLast`], [`MtpVLast`]: several tokens, and those of the last step that are committed first. A block has one tile of
@@ -24,7 +24,6 @@
 
 pub(crate) mod conv;
 mod drafts;
-mod gates;
 mod klast;
 mod mail;
 mod mtp;
@@ -33,7 +32,7 @@ mod mtp_vlast;
 pub(crate) mod norm;
 mod parallel;
 mod place;
-mod ring;
+mod slices;
 mod vlast;
 mod whole;
 mod whole_klast;
@@ -45,7 +44,7 @@ pub use mtp_vlast::MtpVLast;
 pub use parallel::Parallel;
 pub(crate) use parallel::{Layer, MOST_BLOCKS, Rings};
 pub(crate) use place::Place;
-pub(crate) use ring::Slices;
+pub(crate) use slices::Slices;
 pub use vlast::VLast;
 pub(crate) use whole::{Ahead, Whole, finish, store_zeros};
 pub use whole_klast::WholeKLast;

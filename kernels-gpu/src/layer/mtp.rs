@@ -1,7 +1,7 @@
 //! Kernels of several tokens, one after the other: their shared memory, convolution and gates before the recurrence, the norm after it.
 
 use super::conv::{Part, Qkv};
-use super::drafts::{Drafts, Walk, Which};
+use super::drafts::{Drafts, RowTokens, Which};
 use super::norm::{Scale, sum_of, sum_of_neighbours};
 use super::{Place, mail};
 use crate::device::cluster;
@@ -51,7 +51,7 @@ pub trait Mtp {
     /// Elements of o whose squares a word of the sums has.
     const SEGMENT: u32 = if Self::TILE < 32 { Self::TILE } else { 32 };
     const HEAD_SUMS: u32 = Self::V / Self::SEGMENT;
-    /// Of a head with one decay.
+    /// Bytes of a head with one decay.
     const HEAD_BYTES: u32 = (Self::SUMS + Self::HEAD_SUMS * 4).next_multiple_of(16);
     const DECAY: u32 = Self::HEAD_BYTES;
     /// More where each key channel has one.
@@ -91,7 +91,7 @@ pub trait Mtp {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn arrive(c: &StepConstants) {
         if Self::BLOCKS > 1 {
-            let (channels, sums) = (2 * Self::K * Walk::most(c), Self::HEAD_SUMS * c.tokens);
+            let (channels, sums) = (2 * Self::K * RowTokens::most(c), Self::HEAD_SUMS * c.tokens);
             // SAFETY: the mailboxes are the first of the block's shared memory.
             unsafe { mail::open_and_arrive(c, channels, sums) };
         }
@@ -118,7 +118,7 @@ pub struct LayerStep<'a> {
     /// The new tokens, of the block's first value head.
     pub new: Tokens,
     pub previous: Option<Tokens>,
-    pub walk: Walk,
+    pub walk: RowTokens,
     /// Whether the row is active.
     pub live: bool,
 }
@@ -141,7 +141,7 @@ impl<'a> LayerStep<'a> {
             c,
             params,
             row,
-            walk: Walk::new(row.b, previous.as_ref(), &new),
+            walk: RowTokens::new(row.b, previous.as_ref(), &new),
             live: place.live() && new.live && previous_live,
             place,
             new,
@@ -247,7 +247,7 @@ impl<'a> LayerStep<'a> {
             store_shared_b32(address, value.to_bits());
         };
         let mut n = thread;
-        while n < Walk::most(c) * W::K {
+        while n < RowTokens::most(c) * W::K {
             let (i, channel) = (n / W::K, n % W::K);
             let (tokens, t) = self.token(i);
             let smem = W::token(c, i) + W::place(channel);
@@ -256,7 +256,7 @@ impl<'a> LayerStep<'a> {
             n += W::THREADS;
         }
         n = thread;
-        while n < Walk::most(c) * c.ratio * W::TILE {
+        while n < RowTokens::most(c) * c.ratio * W::TILE {
             let (i, r, v) = place_of::<W>(c, n);
             let (tokens, t) = self.token(i);
             let row = self.row.with_head(c, r);

@@ -4,20 +4,21 @@ use core::marker::PhantomData;
 
 use super::mtp::{LayerStep, Mtp};
 use super::position;
-use super::ring::Slices;
+use super::slices::Slices;
 use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::each::each;
+use crate::recurrent::gates::LaneGates;
 use crate::recurrent::klast::{
     Token, check_parts, load_channels, load_parts, normable, norms, step, store_channels,
     store_parts,
 };
 use crate::recurrent::prepared::{load_factors, load_slot, store_factors, store_slot};
 use crate::recurrent::slots::token_slot;
-use crate::recurrent::tokens::{Decays, LaneGates, Tokens};
+use crate::recurrent::tokens::{Decays, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
@@ -94,28 +95,27 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / TILE;
-    const MAX_HEADS: u32 = 16;
-    const MIN_BLOCKS_PER_SM: u32 = 512 / THREADS;
-    const SHARED_BYTES: u32 = Self::TOKENS;
-    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
-    const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = Self::HEAD_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        per_token_of_head: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        tiles: V / TILE,
+        max_heads: 16,
+        min_blocks_per_sm: 512 / THREADS,
+        shared_of_channels: Shared {
+            per_token_of_head: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        cluster: V / TILE,
+        shared: Shared {
+            block: Self::TOKENS,
+            per_token: Self::TOKEN_BYTES,
+            per_token_of_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::RECURRENT.in_layer(), G::OF_CHANNELS, [K, V])
+                .on(Layout::KLast, S::ELEMENT),
+        )
     };
-    const CLUSTER: u32 = V / TILE;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::LayerMtp,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {

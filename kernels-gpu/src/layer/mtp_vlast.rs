@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use super::mtp::{LayerStep, Mtp};
-use super::ring::Slices;
+use super::slices::Slices;
 use super::warp_channels;
 use crate::device::rarely;
 use crate::device::shared::{
@@ -11,7 +11,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::reduce::pairwise_sum;
@@ -108,29 +108,28 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / TILE;
-    const MAX_HEADS: u32 = 16;
-    /// What a thread has of f32 states leaves no room for more.
-    const MIN_BLOCKS_PER_SM: u32 = if S::BYTES == 4 { 384 } else { 512 } / THREADS;
-    const SHARED_BYTES: u32 = Self::TOKENS;
-    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
-    const SHARED_BYTES_PER_TOKEN_OF_HEAD: u32 = Self::HEAD_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        per_token_of_head: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        tiles: V / TILE,
+        max_heads: 16,
+        // What a thread has of f32 states leaves no room for more.
+        min_blocks_per_sm: if S::BYTES == 4 { 384 } else { 512 } / THREADS,
+        shared_of_channels: Shared {
+            per_token_of_head: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        cluster: V / TILE,
+        shared: Shared {
+            block: Self::TOKENS,
+            per_token: Self::TOKEN_BYTES,
+            per_token_of_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::RECURRENT.in_layer(), G::OF_CHANNELS, [K, V])
+                .on(Layout::VLast, S::ELEMENT),
+        )
     };
-    const CLUSTER: u32 = V / TILE;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::LayerMtp,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::VLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {

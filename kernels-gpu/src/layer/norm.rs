@@ -75,8 +75,8 @@ pub fn root_normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32)) -> f32
     o[0] * size
 }
 
-/// What is to be multiplied by elements `o` of a head of `dim`, the sum of whose squares is `squares`; these times [`SMALL`], where
-/// that is of such.
+/// The factor of elements `o` of a head of `dim`, whose squares add up to `squares`. Where `squares` is of small numbers ([`squares!`]),
+/// `o` is multiplied by [`SMALL`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn size_of<const N: usize>(
     c: &StepConstants,
@@ -119,6 +119,12 @@ pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     }
 }
 
+/// Σ(o · SMALL)² of a sum of squares that [`squares!`] has made.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn small_sum(sum: f32) -> f32 {
+    if sum < 0.0 { -sum } else { sum * SMALL * SMALL }
+}
+
 /// The sum of `count` words at `smem`, 1 to 32 sums of squares, as [`pairwise_sum`] adds them and a norm takes it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
@@ -135,11 +141,7 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
         let (mut i, count) = (0, unknown(count));
         while i < count {
             let word = f32::from_bits(load_shared_b32(smem + i * 4));
-            small += if word < 0.0 {
-                -word
-            } else {
-                word * SMALL * SMALL
-            };
+            small += small_sum(word);
             i += 1;
         }
         return -small;
@@ -147,8 +149,7 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     sum
 }
 
-/// What is left to do of whole heads whose o is in shared memory, head by head: norms it where there is a norm, and stores
-/// it. All `threads` of the block call it, with a [`Scale`] of their first element.
+/// The end of whole heads whose o is in shared memory, head by head: norms o where there is a norm, and stores it. All `threads` of the block call it, with a [`Scale`] of their first element.
 ///
 /// # Safety
 /// `o` has `ratio` heads of `dim` values, written before a barrier that all have passed; the `dim / 32` words behind each

@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 
 use super::Place;
 use super::conv::{Part, Qkv, activate};
-use super::drafts::{Drafts, Walk, Which};
+use super::drafts::{Drafts, RowTokens, Which};
 use super::norm::{neighbours_sum, neighbours_sum_small, size_of, squares, sum_of};
 use crate::constants::Element;
 use crate::device::cluster::{
@@ -28,7 +28,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Description, Family, Kernel};
 use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, store};
 use crate::math::range::{self, SMALL, times};
@@ -37,10 +37,9 @@ use crate::recurrent::Gating;
 use crate::recurrent::parallel::fragments::split;
 use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
 use crate::recurrent::parallel::worker::Worker;
-use crate::recurrent::parallel::{Around, RowStep, meeting, run};
+use crate::recurrent::parallel::{Around, RowStep, description, meeting, run};
 use crate::recurrent::slots::Slots;
 use crate::row::Row;
-use crate::state::{B16, StateElement};
 use crate::step::{LayerParams, StepConstants, StepParams};
 
 /// As [`crate::recurrent::Parallel`], with what is around it. `CLUSTERED`: in clusters, of up to 8 blocks; else a block has
@@ -68,32 +67,27 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = 32 * (WARPS + 1);
-    const TILES: u32 = V / (WARPS * Self::ROWS);
-    /// KDA with 32 rows of a warp: of views that are not aligned, 168 registers are too few by two.
-    const MIN_BLOCKS_PER_SM: u32 = if G::PER_CHANNEL && TILES16 == 2 {
-        1
-    } else {
-        384 / Self::BLOCK
+    const DESCRIPTION: Description = {
+        let family = Family::PARALLEL.in_layer();
+        let of_block = description::<Self>(family, Layer::<Self, (), CLUSTERED>::BYTES);
+        // KDA with 32 rows of a warp: 168 registers are too few by two, of views that are not aligned.
+        let is_large = G::PER_CHANNEL && TILES16 == 2;
+        Description {
+            cluster: Self::TILES,
+            cluster_of_heads: CLUSTERED,
+            max_ratio: if CLUSTERED {
+                MOST_BLOCKS / Self::TILES
+            } else {
+                1
+            },
+            min_blocks_per_sm: if is_large {
+                1
+            } else {
+                of_block.min_blocks_per_sm
+            },
+            ..of_block
+        }
     };
-    const SHARED_BYTES: u32 = Layer::<Self, (), CLUSTERED>::BYTES;
-    const CLUSTER: u32 = Self::TILES;
-    const CLUSTER_OF_HEADS: bool = CLUSTERED;
-    const MAX_RATIO: u32 = if CLUSTERED {
-        MOST_BLOCKS / Self::TILES
-    } else {
-        1
-    };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::LAYER_PARALLEL,
-        per_channel: Some(G::PER_CHANNEL),
-        states: Some(States {
-            layout: Layout::KLast,
-            element: B16::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
@@ -153,7 +147,7 @@ pub(crate) trait Leaves {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         part: Part,
     ) -> Drafts;
 
@@ -166,7 +160,7 @@ pub(crate) trait Leaves {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         drafts: &Drafts,
     );
 
@@ -192,14 +186,22 @@ impl Leaves for () {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         part: Part,
     ) -> Drafts {
         Drafts::load(c, params, place, walk, part)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave(&self, _: &StepConstants, _: &LayerParams, _: &Place, _: &Walk, _: &Drafts) {}
+    unsafe fn leave(
+        &self,
+        _: &StepConstants,
+        _: &LayerParams,
+        _: &Place,
+        _: &RowTokens,
+        _: &Drafts,
+    ) {
+    }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_tame_key(&self, _: u32, _: u32, _: f32) {}
@@ -224,7 +226,7 @@ impl Leaves for Rings {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         part: Part,
     ) -> Drafts {
         Drafts::load_waiting(c, params, place, walk, part, &self.inputs)
@@ -236,7 +238,7 @@ impl Leaves for Rings {
         c: &StepConstants,
         params: &LayerParams,
         place: &Place,
-        walk: &Walk,
+        walk: &RowTokens,
         drafts: &Drafts,
     ) {
         drafts.leave(c, params, place, walk, &self.inputs);
@@ -399,7 +401,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         dynamic_shared_mem() + Self::SUMS + (t * Self::TOKEN_SUMS + tile * B::WARPS + warp) * 4
     }
 
-    /// Where token `t` of a channel of k or q lies; with GDN the word of it and its neighbour, of their high parts that of an
+    /// Address of token `t` of a channel of k or q; with GDN the word of it and its neighbour, of their high parts that of an
     /// even channel and of their low ones that of an odd one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn channel(part: &Part, set: Set, t: u32) -> u32 {
@@ -502,7 +504,12 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     /// # Safety
     /// The step is of live tensors; no other thread has the channel.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_channel(step: &RowStep<'_, Self>, walk: &Walk, i: u32, is_due: bool) -> Drafts {
+    unsafe fn load_channel(
+        step: &RowStep<'_, Self>,
+        walk: &RowTokens,
+        i: u32,
+        is_due: bool,
+    ) -> Drafts {
         let (c, layer) = (&step.c, &step.around);
         let dims = [B::K, B::V];
         let mut part = Part::of_head(c, step.row, dims, layer.part, Self::TILE, i);
@@ -521,7 +528,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     for Layer<'_, B, R, CLUSTERED>
 {
     /// x, window and taps of the thread's first channel, and of its second where it [`Layer::looks_ahead`].
-    type Drafts = (Walk, [Drafts; 2]);
+    type Drafts = (RowTokens, [Drafts; 2]);
     type Scales = Scales;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -540,8 +547,8 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_drafts(step: &RowStep<'_, Self>) -> (Walk, [Drafts; 2]) {
-        let walk = Walk::new(step.row.b, step.previous.as_ref(), &step.tokens);
+    unsafe fn load_drafts(step: &RowStep<'_, Self>) -> (RowTokens, [Drafts; 2]) {
+        let walk = RowTokens::new(step.row.b, step.previous.as_ref(), &step.tokens);
         let i = thread_idx_x();
         // Where accesses to states are not wide there are no registers left for it.
         let first = Self::load_channel(step, &walk, i, step.c.wide_state != 0);
@@ -585,7 +592,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         if !layer.place.carries_window(c, layer.params) {
             return;
         }
-        let walk = Walk::new(step.row.b, None, &step.tokens);
+        let walk = RowTokens::new(step.row.b, None, &step.tokens);
         let (_, own) = layer.part;
         let mut i = thread_idx_x();
         while i < 2 * own + Self::TILE {
@@ -596,7 +603,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn make(step: &RowStep<'_, Self>, (walk, drafts): (Walk, [Drafts; 2])) {
+    unsafe fn make(step: &RowStep<'_, Self>, (walk, drafts): (RowTokens, [Drafts; 2])) {
         let (c, layer) = (&step.c, &step.around);
         let (_, own) = layer.part;
         let channels = 2 * own + Self::TILE;

@@ -3,7 +3,6 @@
 use core::marker::PhantomData;
 
 use super::conv::{Part, Qkv, ThreadChannels};
-use super::gates::load_gate;
 use super::norm::{Scale, share_sum, sum_of, sum_of_neighbours};
 use super::{Place, mail, warp_channels};
 use crate::device::cluster;
@@ -12,12 +11,13 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Family, Kernel, Layout, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::range::{overflow, shrinking, times};
 use crate::math::reduce::pairwise_sum;
+use crate::recurrent::gates::load_gate;
 use crate::recurrent::tokens::{Decays, Tokens};
 use crate::recurrent::vlast::{advance, leave_products, load_rows, warp_norms, warp_shrunk};
 use crate::row::Row;
@@ -75,24 +75,23 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = Self::THREADS;
-    const TILES: u32 = Self::BLOCKS;
-    const MAX_HEADS: u32 = 512 / Self::THREADS;
-    const MIN_BLOCKS_PER_SM: u32 = 1;
-    const BLOCK_PER_HEAD: bool = true;
-    const SHARED_BYTES: u32 = Self::HEADS;
-    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
-    const CLUSTER: u32 = Self::BLOCKS;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Layer,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::VLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        tiles: Self::BLOCKS,
+        max_heads: 512 / Self::THREADS,
+        min_blocks_per_sm: 1,
+        block_per_head: true,
+        cluster: Self::BLOCKS,
+        shared: Shared {
+            block: Self::HEADS,
+            per_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            Self::THREADS,
+            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
+                .on(Layout::VLast, S::ELEMENT),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {
@@ -150,10 +149,10 @@ impl<
                 tiles,
                 own_channels,
             );
-            let gates = load_gate::<G>(&c, &params.step, row, &tokens, thread % K, K);
+            let gates = load_gate::<G>(&c, &params.step, row, (&tokens, 0), (thread % K, K));
             let scale = Scale::load(&c, params, row, (0, share.first + thread % Self::COLUMNS));
             cluster::wait();
-            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            // Loads first: docs/compiler.md.
             if !live {
                 if owns {
                     elements::store([0.0], tokens.o.at(0, column), c.o_element, false);

@@ -2,13 +2,13 @@
 
 use super::Place;
 use super::conv::{Part, Qkv, ThreadChannels};
-use super::gates::load_gate;
 use super::norm::{Scale, finish_heads};
 use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::math::elements::{self, load_one};
+use crate::recurrent::gates::{RawGates, load_gate};
 use crate::recurrent::prepared::bytes_of_channels;
-use crate::recurrent::tokens::{Decays, RawGates, Tokens};
+use crate::recurrent::tokens::{Decays, Tokens};
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
 
@@ -36,7 +36,7 @@ pub trait Whole {
     const DECAY: u32 = 2 * Self::O;
     const BETA: u32 = Self::DECAY + 4;
     const SUMS: u32 = Self::BETA + 4;
-    /// Of a head with one decay.
+    /// Bytes of a head with one decay.
     const HEAD_BYTES: u32 = (Self::SUMS + Self::V / 32 * 4).next_multiple_of(16);
     const DECAYS: u32 = Self::HEAD_BYTES;
     /// More where each key channel has one.
@@ -62,7 +62,7 @@ pub trait Whole {
         dynamic_shared_mem() + Self::HEADS + r * bytes
     }
 
-    /// Of number `i` of the block's gates: the value head, and the key channel; 0 where a head has one.
+    /// Value head and key channel of the block's gate `i`; channel 0 where a head has one gate.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn gate(c: &StepConstants, i: u32) -> (u32, u32) {
         if Self::Decays::per_channel(c) {
@@ -205,7 +205,7 @@ unsafe fn load_gates<W: Whole>(
 ) -> RawGates<1> {
     let own = row.with_head(c, r);
     let tokens = Tokens::new(c, &params.step, own);
-    load_gate::<W::Decays>(c, &params.step, own, &tokens, channel, W::K)
+    load_gate::<W::Decays>(c, &params.step, own, (&tokens, 0), (channel, W::K))
 }
 
 /// Leaves number `i` of the gates where it is wanted.

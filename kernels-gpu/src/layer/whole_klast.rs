@@ -2,12 +2,12 @@
 
 use core::marker::PhantomData;
 
-use super::ring::Slices;
+use super::slices::Slices;
 use super::whole::{Ahead, Whole, finish, store_zeros};
 use super::{Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::each::each;
 use crate::recurrent::Decays;
 use crate::recurrent::klast::{Token, check_parts, load_channels, load_parts, normable, step};
@@ -81,27 +81,25 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = 1;
-    const MAX_HEADS: u32 = 16;
-    /// Several parts of k, q and states would take more than 128 registers, and leave room for one.
-    const MIN_BLOCKS_PER_SM: u32 = if PARTS > 1 { 2 } else { 1 };
-    const SHARED_BYTES: u32 = Self::HEADS;
-    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        per_head: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        max_heads: 16,
+        // Several parts of k, q and states would take more than 128 registers, and leave room for one.
+        min_blocks_per_sm: if PARTS > 1 { 2 } else { 1 },
+        shared_of_channels: Shared {
+            per_head: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: Self::HEADS,
+            per_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
+                .on(Layout::KLast, S::ELEMENT),
+        )
     };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Layer,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {

@@ -2,14 +2,14 @@
 
 use core::marker::PhantomData;
 
-use super::ring::Slices;
+use super::slices::Slices;
 use super::whole::{Ahead, Whole, finish, store_zeros};
 use super::{Place, warp_channels};
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::range::overflow;
@@ -94,26 +94,24 @@ impl<
 {
     type Params = LayerParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = 1;
-    const MAX_HEADS: u32 = 16;
-    const MIN_BLOCKS_PER_SM: u32 = 1;
-    const SHARED_BYTES: u32 = Self::HEADS;
-    const SHARED_BYTES_PER_HEAD: u32 = Self::HEAD_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        per_head: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        max_heads: 16,
+        min_blocks_per_sm: 1,
+        shared_of_channels: Shared {
+            per_head: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: Self::HEADS,
+            per_head: Self::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
+                .on(Layout::VLast, S::ELEMENT),
+        )
     };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Layer,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::VLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &LayerParams) {

@@ -39,7 +39,7 @@ pub fn times<const N: usize>(mut x: [f32; N], by: f32) -> [f32; N] {
 }
 
 /// Whether Σk² or Σq² is ∞ of any lane of the warp, of its Σk², Σq² and k·q. All of them call it. A ballot, though most warps have
-/// one k and q: the assembler doubts else that the warp is together, and keeps a second copy of all shuffles that follow.
+/// one k and q: docs/compiler.md, Warps that stay together.
 #[inline(always)]
 pub fn overflow(may_overflow: bool, [squares_k, squares_q, _]: [f32; 3]) -> bool {
     may_overflow && any_large(squares_k == f32::INFINITY || squares_q == f32::INFINITY)

@@ -1,7 +1,7 @@
 //! What of a unit of KDA, whose decays are of key channels, does not depend on states: of a value head T, P, and f16 images
 //! of k̂ and q̂, decayed. A block makes one.
 //!
-//! With α the decays of the piece's tokens, channel by channel:
+//! With α the decays of the chunk's tokens, channel by channel:
 //!     A_ts = β_t Σ k̂_t k̂_s Π_{s < j ≤ t} α_j   s < t        P_ts = Σ q̂_t k̂_s Π_{s < j ≤ t} α_j   s ≤ t
 //! Nothing is divided by a decay. Of any t > s there is one n, a power of two, with t in the upper half of a block of 2 n tokens
 //! and s in the lower half of the same; the decays between them are those from the middle of the block to t times those
@@ -10,14 +10,14 @@
 //!     below_n(t) = Π α_j from the beginning of t's block of n to t        above_n(s) = Π α_j behind s to the end of its block of n
 //! A block of 2 n has these from its halves: below of the upper half times all of the lower one's decays, and above of the lower
 //! half times all of the upper one's. At n = 64 they are what the states want:
-//!     images of below_64 k̂, below_64 q̂ (both with the state before the piece) and above_64 k̂ (for the state after it)
+//!     images of below_64 k̂, below_64 q̂ (both with the state before the chunk) and above_64 k̂ (for the state after it)
 //!
 //! A warp has 8 tokens, and of each four lanes, as the rows of a product: up to n = 4 a lane has all that it wants. From n = 8 on
 //! a lower half leaves its part in shared memory, in words as the lanes have them, k and q of which wait there too.
 
-use super::load::{Convolved, Load, Rows, THREADS, Words};
-use super::operands::Place;
-use super::rows::{Piece, Span};
+use super::load::{Convolved, Load, RawChannels, THREADS, Words};
+use super::operands::Sink;
+use super::rows::{Chunk, Span};
 use super::solve::{SCRATCH_BYTES, Solver};
 use super::{CHUNK, FACTOR_BYTES, FACTORS, P, QUERIES, image_bytes};
 use crate::constants::Element;
@@ -27,16 +27,17 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_f16, sync_warp, warp_shuffle_idx};
+use crate::math::each::each;
 use crate::math::elements;
 use crate::math::gate;
-use crate::prefill::convolution::Inputs;
-use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
+use crate::prefill::convolution::ConvInputs;
+use crate::recurrent::gates::{beta, gate_row, load_a_log, log_decay};
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
 
 /// Behind the scales of k and q: β.
 const BETAS: u32 = 2 * FACTOR_BYTES;
-/// Bytes of what is said of tokens.
+/// Bytes of the factors of tokens.
 pub const SCALE_BYTES: u32 = 3 * FACTOR_BYTES;
 /// Tokens of a warp, and warps.
 const TOKENS: u32 = 8;
@@ -47,7 +48,7 @@ const fn total_bytes(k: u32) -> u32 {
     4 * k
 }
 
-/// Bytes of what a warp of a lower half leaves: k of its tokens.
+/// Bytes of k of the tokens of a warp of a lower half, which it leaves for others.
 const fn part_bytes(k: u32) -> u32 {
     16 * k
 }
@@ -88,32 +89,32 @@ pub const fn words_bytes(k: u32) -> u32 {
 }
 
 /// This lane's channels of a token.
-struct Token<const K: u32> {
+struct LaneToken<const K: u32> {
     below: Decays,
     words: u32,
     room: u32,
     scales: u32,
 }
 
-/// Makes the unit `piece` of a value head: the image of k̂ and q̂ goes to `images` with the one that is added to the state behind
+/// Makes the unit `chunk` of a value head: the image of k̂ and q̂ goes to `images` with the one that is added to the state behind
 /// it, the rest to `head`. All [`THREADS`] come.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; `piece` is of `span`; [`words_bytes`] from `words`, [`room_bytes`] from `room` and
+/// `params` and `c` describe live tensors; `chunk` is of `span`; [`words_bytes`] from `words`, [`room_bytes`] from `room` and
 /// [`SCALE_BYTES`] from `scales` on are the block's shared memory; what is at `images` and `head` is the block's to write. The
 /// image of k̂ and q̂ may be at `words`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn give<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
-    (span, piece): (&Span, Piece),
+    (span, chunk): (&Span, Chunk),
     (row, convolved): (Row, Convolved),
     at: (u32, u32, u32),
-    images: impl Place,
-    head: impl Place,
+    images: impl Sink,
+    head: impl Sink,
 ) {
     // SAFETY: the caller's promise; what other warps left is behind a barrier.
     unsafe {
-        let mut token = Token::<K>::load((c, params), (span, piece), (row, convolved), at);
+        let mut token = LaneToken::<K>::load((c, params), (span, chunk), (row, convolved), at);
         let [a, b, c, d] = token.advance_in_warp();
         // Scales of a warp's tokens are its own.
         sync_warp(FULL_MASK);
@@ -144,8 +145,8 @@ fn warp() -> u32 {
     thread_idx_x() / 32
 }
 
-impl<const K: u32> Token<K> {
-    /// Of every 32 channels a lane has 8.
+impl<const K: u32> LaneToken<K> {
+    /// Runs of 8 channels of a lane: one of every 32 channels.
     const RUNS: usize = K as usize / 32;
 
     /// # Safety
@@ -153,7 +154,7 @@ impl<const K: u32> Token<K> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         (c, params): (&StepConstants, &PrefillParams),
-        (span, piece): (&Span, Piece),
+        (span, chunk): (&Span, Chunk),
         (row, convolved): (Row, Convolved),
         (words, room, scales): (u32, u32, u32),
     ) -> Self {
@@ -162,11 +163,11 @@ impl<const K: u32> Token<K> {
             with: (c, params),
             inputs: match convolved {
                 Convolved::Here(inputs) => inputs,
-                Convolved::Before(_) => Inputs::NONE,
+                Convolved::Before(_) => ConvInputs::NONE,
             },
             head: row.h,
             span,
-            piece,
+            chunk,
         };
         let source = |base, row, token, first, element| (base, (row, token), first, element);
         let k = source(
@@ -191,7 +192,7 @@ impl<const K: u32> Token<K> {
             c.g_element,
         );
         let t = load.token();
-        let is_there = t < piece.count;
+        let is_there = t < chunk.count;
         let mut token = Self {
             below: [[1.0; 8]; 4],
             words,
@@ -202,7 +203,7 @@ impl<const K: u32> Token<K> {
         unsafe {
             let mut beta = 0.0;
             if is_there {
-                beta = beta_of(c, params, span, (piece.start + t, row.hv));
+                beta = beta_of(c, params, span, (chunk.start + t, row.hv));
             }
             if load.part() == 0 {
                 store_shared_b32(scales + BETAS + 4 * t, beta.to_bits());
@@ -236,7 +237,7 @@ impl<const K: u32> Token<K> {
         token
     }
 
-    /// Where this lane's words of k (0) or q (1) are, of its channels of those from 32 `i` on.
+    /// Address of this lane's words of k (0) or q (1), of its channels of those from 32 `i` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_words(&self, of: u32, i: usize) -> u32 {
         let number = of * Self::RUNS as u32 + i as u32;
@@ -245,12 +246,10 @@ impl<const K: u32> Token<K> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn keep(&self, of: u32, words: Words) {
-        let mut i = 0;
-        while i < Self::RUNS {
+        each!(i in 0..Self::RUNS => {
             // SAFETY: a lane's words are its own.
             unsafe { store_shared_b128(self.place_of_words(of, i), words[i]) };
-            i += 1;
-        }
+        });
     }
 
     /// k (0) or q (1) of this lane, of its channels of those from 32 `i` on.
@@ -266,8 +265,7 @@ impl<const K: u32> Token<K> {
     unsafe fn advance_in_warp(&mut self) -> [f32; 4] {
         let (r, c) = (lane_id() / 4, lane_id() % 4);
         let mut tile = [0.0f32; 4];
-        let mut i = 0;
-        while i < Self::RUNS {
+        each!(i in 0..Self::RUNS => {
             // SAFETY: they are kept.
             let [k, q] = unsafe { [self.kept(0, i), self.kept(1, i)] };
             // Nothing decays q̂_t·k̂_t.
@@ -285,15 +283,13 @@ impl<const K: u32> Token<K> {
                 let is_upper = r & n != 0;
                 let last = 4 * (((r ^ n) & !(n - 1)) + n - 1) + c;
                 let mut decays = [0.0f32; 8];
-                let mut j = 0;
-                while j < 8 {
+                each!(j in 0..8 => {
                     let below = self.below[i][j];
                     decays[j] = if is_upper { below } else { above[j] };
                     let next = decays[j] * warp_shuffle_idx(below, last);
                     self.below[i][j] = if is_upper { next } else { below };
                     above[j] = if is_upper { above[j] } else { next };
-                    j += 1;
-                }
+                });
                 let decays = rounded(&decays);
                 let k = times(k, decays);
                 let sums = multiply(k, times(q, decays), k, tile);
@@ -318,12 +314,11 @@ impl<const K: u32> Token<K> {
                 store_shared_b128(place, [a, b, c, d]);
                 store_shared_b128(place + 16 * THREADS, [e, f, g, h]);
             }
-            i += 1;
-        }
+        });
         tile
     }
 
-    /// Where this lane's decays behind its token wait, since there are not registers for them: where A comes later.
+    /// Address of this lane's decays behind its token, for which there are no registers: A comes there later.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_above(&self, i: usize) -> u32 {
         self.room + solver_at(K) + (2 * i as u32 * THREADS + thread_idx_x()) * 16
@@ -341,13 +336,13 @@ impl<const K: u32> Token<K> {
         }
     }
 
-    /// Where the total of a warp is, of this lane's channels of those from 32 `i` on.
+    /// Address of a warp's total, of this lane's channels of those from 32 `i` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn total(&self, warp: u32, i: u32) -> u32 {
         self.room + warp * total_bytes(K) + 128 * i + lane_id() % 4 * 32
     }
 
-    /// Where a warp of a lower half leaves its part, the `number`-th of 4 for n = 8 · 2^`level`.
+    /// Address of the part of a warp of a lower half, the `number`-th of 4 for n = 8 · 2^`level`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part(&self, level: u32, number: u32) -> u32 {
         self.room + parts_at(K) + (4 * level + number) * part_bytes(K) + lane_id() * 16
@@ -361,12 +356,10 @@ impl<const K: u32> Token<K> {
             let place = self.total(warp, i as u32);
             // SAFETY: it is there, behind a barrier.
             let [a, b] = unsafe { [load_shared_b128(place), load_shared_b128(place + 16)] };
-            let mut j = 0;
-            while j < 4 {
+            each!(j in 0..4 => {
                 decays[j] *= f32::from_bits(a[j]);
                 decays[4 + j] *= f32::from_bits(b[j]);
-                j += 1;
-            }
+            });
             warp += 1;
         }
     }
@@ -374,7 +367,7 @@ impl<const K: u32> Token<K> {
     /// For n from 8 on, what this warp's tokens are to those of the upper half, where they are in the lower; and the image that is
     /// added to the state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_parts(&self, images: impl Place) {
+    unsafe fn give_parts(&self, images: impl Sink) {
         let own = warp();
         let mut i = 0;
         // SAFETY: a warp's parts and tokens are its own.
@@ -384,14 +377,9 @@ impl<const K: u32> Token<K> {
                 let first = load_shared_b128(place).map(f32::from_bits);
                 let second = load_shared_b128(place + 16 * THREADS).map(f32::from_bits);
                 let mut above = [0.0f32; 8];
-                let mut j = 0;
-                while j < 4 {
-                    (above[j], above[4 + j]) = (first[j], second[j]);
-                    j += 1;
-                }
+                each!(j in 0..4 => (above[j], above[4 + j]) = (first[j], second[j]));
                 let k = self.kept(0, i);
-                let mut level = 0;
-                while level < 3 {
+                each!(level in 0..3 => {
                     let n = 1 << level;
                     if own & n == 0 {
                         let number = (own >> (level + 1) << level) | (own & (n - 1));
@@ -399,8 +387,7 @@ impl<const K: u32> Token<K> {
                         store_shared_b128(place, times(k, rounded(&above)));
                         self.behind(&mut above, i, ((own & !(n - 1)) + n, n));
                     }
-                    level += 1;
-                }
+                });
                 let core = lane_id() % 4 + 4 * i as u32;
                 let byte = image_bytes(K) + core * 1024 + self.token() * 16;
                 images.store_b128(byte, times(k, rounded(&above)));
@@ -409,7 +396,7 @@ impl<const K: u32> Token<K> {
         }
     }
 
-    /// The token, of the piece.
+    /// The token, of the chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(&self) -> u32 {
         TOKENS * warp() + lane_id() / 4
@@ -418,7 +405,7 @@ impl<const K: u32> Token<K> {
     /// For n from 8 on, the products of this warp's tokens with those of the lower half, where they are in the upper. Returns the
     /// last image's k and q.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn multiply_parts(&self, head: impl Place) -> [Words; 2] {
+    unsafe fn multiply_parts(&self, head: impl Sink) -> [Words; 2] {
         let own = warp();
         let (mut ones, mut twos, mut fours) = ([[0.0; 4]; 1], [[0.0; 4]; 2], [[0.0; 4]; 4]);
         let mut last: [Words; 2] = [[[0; 4]; 4]; 2];
@@ -454,7 +441,7 @@ impl<const K: u32> Token<K> {
         last
     }
 
-    /// Of one n, of `HALF` warps: adds the products over the channels from 32 `i` on, of k and q with these decays, which then
+    /// One n, of `HALF` warps: adds the products over the channels from 32 `i` on, of k and q with these decays, which then
     /// are those of the block of 2 n.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply_part<const HALF: usize>(
@@ -485,7 +472,7 @@ impl<const K: u32> Token<K> {
 
     /// Stores the tiles of one n.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_tiles<const HALF: usize>(&self, tiles: &[[f32; 4]; HALF], head: impl Place) {
+    unsafe fn give_tiles<const HALF: usize>(&self, tiles: &[[f32; 4]; HALF], head: impl Sink) {
         let (own, half) = (warp(), HALF as u32);
         let mut n = 0;
         while own & half != 0 && n < half {
@@ -501,9 +488,8 @@ impl<const K: u32> Token<K> {
 
     /// The images of k̂ and q̂.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_images(&self, [k, q]: &[Words; 2], images: impl Place) {
-        let mut i = 0;
-        while i < Self::RUNS {
+    unsafe fn give_images(&self, [k, q]: &[Words; 2], images: impl Sink) {
+        each!(i in 0..Self::RUNS => {
             let core = lane_id() % 4 + 4 * i as u32;
             let byte = core * 2048 + self.token() * 16;
             // SAFETY: the caller's promise; a lane's channels of a token are its own.
@@ -511,8 +497,7 @@ impl<const K: u32> Token<K> {
                 images.store_b128(byte, k[i]);
                 images.store_b128(byte + QUERIES, q[i]);
             }
-            i += 1;
-        }
+        });
     }
 
     /// Byte of this lane's two elements of P of its token and tokens 8 `s` and on.
@@ -525,24 +510,22 @@ impl<const K: u32> Token<K> {
     /// f32 of this lane's token at `byte` of what is said of tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn said(&self, byte: u32) -> f32 {
-        // SAFETY: the caller's promise.
-        f32::from_bits(unsafe { load_shared_b32(self.scales + byte + 4 * self.token()) })
+        f32::from_bits(load_shared_b32(self.scales + byte + 4 * self.token()))
     }
 
     /// Scales of k of this lane's two of tokens 8 `s` and on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_columns(&self, s: u32) -> [f32; 2] {
         let place = self.scales + 4 * (TOKENS * s + lane_id() % 4 * 2);
-        // SAFETY: the caller's promise.
-        unsafe { load_shared_b64(place) }.map(f32::from_bits)
+        load_shared_b64(place).map(f32::from_bits)
     }
 
     /// Stores products of q of this warp's tokens with k of tokens 8 `s` and on, as P.
     ///
     /// # Safety
-    /// What is said of both is there.
+    /// The factors of both are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_p(&self, s: u32, products: [f32; 2], head: impl Place) {
+    unsafe fn give_p(&self, s: u32, products: [f32; 2], head: impl Sink) {
         // SAFETY: the caller's promise; a warp has its own rows of P.
         unsafe {
             let (own, [x, y]) = (self.said(FACTOR_BYTES), self.of_columns(s));
@@ -554,7 +537,7 @@ impl<const K: u32> Token<K> {
     /// Stores those of k, as A where it is solved.
     ///
     /// # Safety
-    /// What is said of both is there, and nothing else waits where A is solved.
+    /// The factors of both are there, and nothing else waits where A is solved.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_a(&self, s: u32, products: [f32; 2]) {
         // SAFETY: the caller's promise; a warp has its own rows of A.
@@ -570,15 +553,12 @@ impl<const K: u32> Token<K> {
     /// # Safety
     /// The warp's scales are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_factors(&self, head: impl Place) {
+    unsafe fn give_factors(&self, head: impl Sink) {
         let (t, part) = (self.token(), lane_id() % 4);
         // Lanes 0 and 2 of a token store that of k, lane 1 that of q.
         if part < 3 {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let scale = load_shared_b32(self.scales + part % 2 * FACTOR_BYTES + 4 * t);
-                head.store_b32(FACTORS + part * FACTOR_BYTES + 4 * t, scale);
-            }
+            let scale = load_shared_b32(self.scales + part % 2 * FACTOR_BYTES + 4 * t);
+            head.store_b32(FACTORS + part * FACTOR_BYTES + 4 * t, scale);
         }
     }
 }
@@ -596,33 +576,24 @@ pub unsafe fn beta_of(
 ) -> f32 {
     let (strides, element) = ((params.b_row, c.b_token), c.b_element);
     let at = span.at(params.layer.step.b, strides, t, hv, element);
-    // SAFETY: the caller's promise.
-    let [b] = unsafe { elements::load_one(at, element) }.to_f32(element);
-    if c.beta_logit != 0 {
-        gate::sigmoid(b) * f32::from_bits(c.beta_scale)
-    } else {
-        b
-    }
+    let [b] = elements::load_one(at, element).to_f32(element);
+    beta(c, b)
 }
 
 /// α of this lane's channels of its token, 1 where that is not there. `part` is which of a token's lanes it is.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn decays<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
     row: Row,
     (part, is_there): (u32, bool),
-    raw: Rows,
+    raw: RawChannels,
 ) -> Decays {
     let step = &params.layer.step;
     let mut decays: Decays = [[1.0; 8]; 4];
     // SAFETY: the caller's promise.
     unsafe {
         let a_log = load_a_log(c, step, row);
-        let mut i = 0;
-        while i < K as usize / 32 {
+        each!(i in 0..K as usize / 32 => {
             let x = raw[i].to_f32(c.g_element);
             let mut dt_bias = [0.0f32; 8];
             if c.has_dt_bias != 0 {
@@ -631,14 +602,11 @@ unsafe fn decays<const K: u32>(
                 let element = Element::F32 as u32;
                 dt_bias = elements::load::<8>(at, element, wide).to_f32(element);
             }
-            let mut j = 0;
-            while j < 8 {
+            each!(j in 0..8 => {
                 let decay = gate::exp(log_decay(c, x[j], a_log, dt_bias[j]));
                 decays[i][j] = if is_there { decay } else { 1.0 };
-                j += 1;
-            }
-            i += 1;
-        }
+            });
+        });
     }
     decays
 }
@@ -652,11 +620,7 @@ fn choose(is: bool, one: f32, other: f32) -> f32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn rounded(factors: &[f32; 8]) -> [u32; 4] {
     let mut words = [0; 4];
-    let mut i = 0;
-    while i < 4 {
-        words[i] = pack_f16x2(factors[2 * i], factors[2 * i + 1]);
-        i += 1;
-    }
+    each!(i in 0..4 => words[i] = pack_f16x2(factors[2 * i], factors[2 * i + 1]));
     words
 }
 
@@ -664,11 +628,7 @@ fn rounded(factors: &[f32; 8]) -> [u32; 4] {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn times(words: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
     let mut products = [0; 4];
-    let mut i = 0;
-    while i < 4 {
-        products[i] = multiply_f16x2(words[i], factors[i]);
-        i += 1;
-    }
+    each!(i in 0..4 => products[i] = multiply_f16x2(words[i], factors[i]));
     products
 }
 

@@ -5,6 +5,7 @@ use crate::constants::Element;
 use crate::device::float::fma;
 use crate::layer::Place;
 use crate::layer::conv::{TAPS, activate, load_input, load_taps};
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, load_one};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -17,22 +18,22 @@ pub const fn run_of(channels: u32) -> usize {
 /// Most inputs of a run.
 const MOST_INPUTS: usize = 16 + TAPS - 1;
 
-/// What the tokens of a row are convolved from.
+/// The inputs from which the tokens of a row are convolved.
 #[derive(Clone, Copy)]
-pub struct Inputs {
+pub struct ConvInputs {
     /// The window before the row, where there is one that is read.
     window: u64,
     reads: bool,
 }
 
-impl Inputs {
+impl ConvInputs {
     /// Without a convolution.
     pub const NONE: Self = Self {
         window: 0,
         reads: false,
     };
 
-    /// Of a row at `place`; nothing without a convolution.
+    /// The inputs of a row at `place`; none without a convolution.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &StepConstants, params: &PrefillParams, place: &Place) -> Self {
         Self {
@@ -53,25 +54,22 @@ impl Inputs {
         t: i64,
         channel: u32,
     ) -> Raw<1> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if t >= 0 {
-                let strides = (params.x_row, c.x_token);
-                let at = span.at(params.layer.x, strides, t as u32, channel, c.x_element);
-                return load_one(at, c.x_element);
-            }
-            if !self.reads {
-                return Raw([0]);
-            }
-            let input = (c.taps as i64 - 1 + t) as u64;
-            let element = channel as u64 * c.read_windows_channel as u64
-                + input * c.read_windows_input as u64;
-            load_input(
-                self.window + element * bytes_of(c.x_element) as u64,
-                c.x_element,
-                true,
-            )
+        if t >= 0 {
+            let strides = (params.x_row, c.x_token);
+            let at = span.at(params.layer.x, strides, t as u32, channel, c.x_element);
+            return load_one(at, c.x_element);
         }
+        if !self.reads {
+            return Raw([0]);
+        }
+        let input = (c.taps as i64 - 1 + t) as u64;
+        let element =
+            channel as u64 * c.read_windows_channel as u64 + input * c.read_windows_input as u64;
+        load_input(
+            self.window + element * bytes_of(c.x_element) as u64,
+            c.x_element,
+            true,
+        )
     }
 
     /// y of `RUN` tokens from `t` on, those before `end`, and two channels from `channel` of all D on: given one token
@@ -100,8 +98,7 @@ impl Inputs {
             let strides = (params.x_row, c.x_token);
             let first = span.at(params.layer.x, strides, t, channel, element);
             let apart = c.x_token as u64 * bytes_of(element) as u64;
-            let mut i = 0;
-            while i < RUN + TAPS - 1 {
+            each!(i in 0..RUN + TAPS - 1 => {
                 let is_there = if i < TAPS - 1 {
                     left > 0 && t + i as u32 >= TAPS as u32 - 1
                 } else {
@@ -113,8 +110,7 @@ impl Inputs {
                     x[i] = load::<2>(at, element, wide);
                 } else if i < TAPS - 1 && left > 0 && i as u32 + c.taps >= TAPS as u32 {
                     let input = t as i64 + i as i64 - (TAPS as i64 - 1);
-                    let mut n = 0;
-                    while n < 2 {
+                    each!(n in 0..2 => {
                         let own = channel + n as u32;
                         let Raw([word]) = self.raw((c, params), span, input, own);
                         if element == Element::F32 as u32 {
@@ -122,13 +118,10 @@ impl Inputs {
                         } else {
                             x[i].0[0] |= word << (16 * n);
                         }
-                        n += 1;
-                    }
+                    });
                 }
-                i += 1;
-            }
-            let mut n = 0;
-            while n < 2 {
+            });
+            each!(n in 0..2 => {
                 let own = channel + n as u32;
                 taps[n] = load_taps(c, &params.layer, own).to_f32(c.conv_weight_element);
                 if c.has_conv_bias != 0 {
@@ -136,16 +129,13 @@ impl Inputs {
                     let at = params.layer.conv_bias + own as u64 * bytes_of(element) as u64;
                     [bias[n]] = load_one(at, element).to_f32(element);
                 }
-                n += 1;
-            }
+            });
         }
-        let mut token = 0;
-        while token < RUN {
+        each!(token in 0..RUN => {
             let mut y = [0.0; 2];
             if left > token as u32 {
                 let mut sums = bias;
-                let mut i = 0;
-                while i < TAPS {
+                each!(i in 0..TAPS => {
                     if i as u32 + c.taps >= TAPS as u32 {
                         let x = x[token + i].to_f32(element);
                         sums = [
@@ -153,13 +143,11 @@ impl Inputs {
                             fma(taps[1][i], x[1], sums[1]),
                         ];
                     }
-                    i += 1;
-                }
+                });
                 y = sums.map(|sum| activate(c.conv_activation, sum));
             }
             give(token as u32, y);
-            token += 1;
-        }
+        });
     }
 
     /// y of token `t` and `channel` of all D.
@@ -183,16 +171,14 @@ impl Inputs {
                 let at = params.layer.conv_bias + channel as u64 * bytes_of(element) as u64;
                 [sum] = load_one(at, element).to_f32(element);
             }
-            let mut i = 0;
-            while i < TAPS {
+            each!(i in 0..TAPS => {
                 if i as u32 >= TAPS as u32 - c.taps {
                     let input = t as i64 + i as i64 - (TAPS as i64 - 1);
                     let raw = self.raw((c, params), span, input, channel);
                     let [x] = raw.to_f32(c.x_element);
                     sum = fma(taps[i], x, sum);
                 }
-                i += 1;
-            }
+            });
         }
         activate(c.conv_activation, sum)
     }

@@ -1,25 +1,24 @@
-//! The kernels of a prefill, but for the preparations. Layout and element of states are load-time constants; so is the
+//! The kernels of a prefill, but for the intra-chunk passes. Layout and element of states are load-time constants; so is the
 //! operator of [`Convolve`], [`Single`] and [`Finish`].
 
 use core::marker::PhantomData;
 
 use super::chain::machine::{Hopper, Machine, Portable};
-use super::convolution::Inputs;
+use super::convolution::ConvInputs;
 use super::load::{Load, THREADS};
-use super::operands::{Global, Place as _};
+use super::operands::{GlobalSink, Sink as _};
 use super::rows::{NO_ROW, Span, row_in_turn, row_of};
 use super::values::{self, Channels};
 use super::workspace::{Operands, leaves_tokens};
-use super::{ALL_PIECES, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
+use super::{ALL_CHUNKS, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
 use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
 use crate::device::thread::{block_idx_x, block_idx_z, grid_dim_x, sync_threads, thread_idx_x};
 use crate::device::warpgroup::{leave_registers, take_registers};
-use crate::kernels::gdn_mtp::PerHead;
-use crate::launch::{Computes, Family, Kernel};
+use crate::launch::{Computes, Description, Family, Kernel, Shared, Stage};
 use crate::layer::Place;
 use crate::math::power::divided;
-use crate::recurrent::Gating;
+use crate::recurrent::{Gating, PerHead};
 use crate::row::{Row, value_head};
 use crate::step::{PrefillParams, StepConstants};
 
@@ -37,7 +36,7 @@ pub fn constants() -> StepConstants {
     }
 }
 
-/// q, k and v of units, convolved, left in the workspace for a preparation: a block has q, k or v of a head.
+/// q, k and v of units, convolved, left in the workspace for an intra-chunk pass: a block has q, k or v of a head.
 pub struct Convolve<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Convolve<K, V> {
@@ -56,21 +55,18 @@ impl<const K: u32, const V: u32> Convolve<K, V> {
     ) {
         let base = dynamic_shared_mem().next_multiple_of(128);
         let scales = base + Self::SCALES;
-        // SAFETY: the caller's promise.
-        unsafe {
-            load.stage::<K, OF>(base);
-            sync_threads();
-            let words = load.scaled::<K, OF>(load.staged::<K>(base), true, scales);
-            load.give::<K, OF>(words, Global(operands(first).images));
-            sync_threads();
-            let of = (first + thread_idx_x() / CHUNK, thread_idx_x() % CHUNK);
-            let byte = OF * FACTOR_BYTES + 4 * of.1;
-            let mut r = of.0;
-            while r < end {
-                let scale = load_shared_b32(scales + byte);
-                Global(operands(r).head).store_b32(FACTORS + byte, scale);
-                r += THREADS / CHUNK;
-            }
+        load.stage::<K, OF>(base);
+        sync_threads();
+        let words = load.scaled::<K, OF>(load.staged::<K>(base), true, scales);
+        load.give::<K, OF>(words, GlobalSink(operands(first).images));
+        sync_threads();
+        let of = (first + thread_idx_x() / CHUNK, thread_idx_x() % CHUNK);
+        let byte = OF * FACTOR_BYTES + 4 * of.1;
+        let mut r = of.0;
+        while r < end {
+            let scale = load_shared_b32(scales + byte);
+            GlobalSink(operands(r).head).store_b32(FACTORS + byte, scale);
+            r += THREADS / CHUNK;
         }
     }
 }
@@ -78,18 +74,15 @@ impl<const K: u32, const V: u32> Convolve<K, V> {
 impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = 1;
-    /// With 192 channels of v, of views that are not aligned, 80 registers are too few.
-    const MIN_BLOCKS_PER_SM: u32 = if K == 96 { 2 } else { 3 };
-    const SHARED_BYTES: u32 = Self::SCALES + 2 * FACTOR_BYTES + 128;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::PrefillConvolve,
-        per_channel: None,
-        states: None,
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        // With 192 channels of v, of views that are not aligned, 80 registers are too few.
+        min_blocks_per_sm: if K == 96 { 2 } else { 3 },
+        shared: Shared::of_block(Self::SCALES + 2 * FACTOR_BYTES + 128),
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::chunked(Stage::Convolve), None, [K, V]),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
@@ -114,15 +107,15 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
             if !place.live() {
                 return;
             }
-            let (piece, inputs) = (span.piece(j), Inputs::new(&c, params, &place));
+            let (chunk, inputs) = (span.chunk(j), ConvInputs::new(&c, params, &place));
             let operands =
                 |h: u32, r: u32| Operands::new::<K, V>(&c, params, per_channel, unit, (h, r));
             if of >= 2 * heads {
                 let (h, r) = divided(of - 2 * heads, c.ratio);
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
                 let of = Channels::of_head(hv);
-                let (with, threads) = ((&span, piece, inputs), (thread_idx_x(), THREADS));
-                let tiles = Global(operands(h, r).values);
+                let (with, threads) = ((&span, chunk, inputs), (thread_idx_x(), THREADS));
+                let tiles = GlobalSink(operands(h, r).values);
                 values::make::<K, V, V>(&c, params, with, of, threads, tiles);
                 return;
             }
@@ -132,7 +125,7 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
                 inputs,
                 head: h,
                 span: &span,
-                piece,
+                chunk,
             };
             let heads_of = if per_channel {
                 (r, r + 1)
@@ -148,11 +141,11 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
     }
 }
 
-/// Of a preparation, at its end: it ends behind the chain before it, beside which it may have run. Its last block
-/// waits, while the others make room; whoever waits for the preparation has waited for that chain then.
+/// The end of an intra-chunk pass. The pass of segment n overlaps chain n − 1. Its last block waits for that chain, so that chain n,
+/// which waits for the pass, has waited for chain n − 1 too.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn end_behind_chain(params: &PrefillParams) {
-    if params.first_piece != 0 && block_idx_x() + 1 == grid_dim_x() {
+    if params.first_chunk != 0 && block_idx_x() + 1 == grid_dim_x() {
         wait_for_previous();
     }
 }
@@ -160,10 +153,10 @@ pub fn end_behind_chain(params: &PrefillParams) {
 /// Shared memory that blocks of a multiprocessor have together, but for 1 KB of each.
 const MOST_SHARED_BYTES: u32 = 226 * 1024;
 
-/// From state to state, with what a preparation left in the workspace: a block has `64 · GROUPS` rows of a state, a
+/// From state to state, with what an intra-chunk pass left in the workspace: a block has `64 · GROUPS` rows of a state, a
 /// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
 ///
-/// Of a prompt in stretches, one that is not the last lets the preparation of the next begin beside it.
+/// The chain of a segment that is not the prompt's last lets the intra-chunk pass of the next segment begin beside it.
 pub struct Chain<G, M, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<(G, M)>);
 
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kernel
@@ -171,41 +164,33 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
 {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = chain::block(GROUPS);
-    const MIN_BLOCKS_PER_SM: u32 = if Self::TRADES_REGISTERS {
-        2 / GROUPS
-    } else {
-        1
+    const DESCRIPTION: Description = {
+        let computes = Computes::new(Family::chunked(Stage::Chain), Some(G::PER_CHANNEL), [K, V]);
+        Description {
+            min_blocks_per_sm: if Self::TRADES_REGISTERS {
+                2 / GROUPS
+            } else {
+                1
+            },
+            tiles: V / (64 * GROUPS),
+            shared: Shared::of_block(Self::BYTES),
+            shared_of_stage: Self::STAGE_BYTES,
+            shared_state_elements: chain::state_elements([V, K], GROUPS),
+            cluster: if M::CLUSTERS {
+                chain::cluster(V, GROUPS)
+            } else {
+                1
+            },
+            warpgroups: M::WARPGROUPS,
+            overlaps: true,
+            ..Description::of(chain::block(GROUPS), computes)
+        }
     };
-    const TILES: u32 = V / (64 * GROUPS);
-    const SHARED_BYTES: u32 =
-        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
-            - Self::SHARED_BYTES_OF_STAGE;
-    const SHARED_BYTES_OF_STAGE: u32 = if M::WARPGROUPS {
-        0
-    } else {
-        chain::stage_bytes(K, G::PER_CHANNEL, GROUPS)
-    };
-    const SHARED_STATE_ELEMENTS: u32 = chain::state_elements([V, K], GROUPS);
-    const CLUSTER: u32 = if M::CLUSTERS {
-        chain::cluster(V, GROUPS)
-    } else {
-        1
-    };
-    const WARPGROUPS: bool = M::WARPGROUPS;
-    const OVERLAPS: bool = true;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::CHAIN,
-        per_channel: Some(G::PER_CHANNEL),
-        states: None,
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
-        if params.end_piece != ALL_PIECES || params.has_singles != 0 {
-            // All blocks are there, and keep their multiprocessors: a preparation takes the others, or what is left of
+        if params.end_chunk != ALL_CHUNKS || params.has_singles != 0 {
+            // All blocks are there, and keep their multiprocessors: an intra-chunk pass takes the others, or what is left of
             // all where the rows of one token are behind.
             let_next_begin();
         }
@@ -235,69 +220,77 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<G, M, K, V, GROUPS>
 {
+    /// Shared memory of the second stage, where a launch may have one or two.
+    const STAGE_BYTES: u32 = if M::WARPGROUPS {
+        0
+    } else {
+        chain::stage_bytes(K, G::PER_CHANNEL, GROUPS)
+    };
+    /// The rest of shared memory.
+    const BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
+        - Self::STAGE_BYTES;
     /// Whether warpgroups trade registers: not where a block has two and, by its shared memory, a multiprocessor.
     const TRADES_REGISTERS: bool =
-        M::WARPGROUPS && (GROUPS == 2 || 2 * Self::SHARED_BYTES <= MOST_SHARED_BYTES);
+        M::WARPGROUPS && (GROUPS == 2 || 2 * Self::BYTES <= MOST_SHARED_BYTES);
 
-    /// What the warpgroups do that walk from state to state, or the one that copies for them.
-    ///
-    /// # Safety
-    /// As [`Kernel::run`]'s.
+    /// The body of a warpgroup that walks from state to state, or of the one that copies for the others.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run_role<const WALKS: bool>(params: &PrefillParams) {
         let c = constants();
-        // SAFETY: the caller's promise.
-        unsafe {
-            let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
-            if WALKS && params.first_piece == 0 {
-                let of_heads = (1, 0);
-                chain::Chain::<G, M, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
+        let of_block = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
+        if WALKS && params.first_chunk == 0 {
+            let of_heads = (1, 0);
+            chain::Chain::<G, M, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
+        }
+        let mut turn = of_block.b;
+        let mut progress = chain::Progress::NONE;
+        loop {
+            let b = row_in_turn(&c, params, turn);
+            if b == NO_ROW {
+                break;
             }
-            let mut turn = of_block.b;
-            let mut progress = chain::Progress::NONE;
-            loop {
-                let b = row_in_turn(&c, params, turn);
-                if b == NO_ROW {
-                    break;
-                }
-                if WALKS {
-                    chain::Chain::<G, M, K, V, GROUPS>::keep_number(turn);
-                }
-                let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
-                if span.live {
-                    let chain = chain::Chain::<G, M, K, V, GROUPS>::new(&c, params, row, span);
-                    let place = Place::load(&c, &params.layer, b);
-                    if !place.live() {
-                        if WALKS && params.first_piece == 0 {
-                            chain.store_zeros(1);
-                        }
-                    } else if span.count == 0 {
-                        if WALKS && params.first_piece == 0 {
-                            chain.carry(&place, 1);
-                        }
-                    } else if chain.has_pieces() {
-                        if WALKS {
-                            chain.walk(&place, &mut progress);
-                        } else {
-                            chain.copy(&place, &mut progress);
-                        }
+            if WALKS {
+                chain::Chain::<G, M, K, V, GROUPS>::keep_number(turn);
+            }
+            let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
+            if span.live {
+                let chain = chain::Chain::<G, M, K, V, GROUPS>::new(&c, params, row, span);
+                let place = Place::load(&c, &params.layer, b);
+                if !place.live() {
+                    if WALKS && params.first_chunk == 0 {
+                        chain.store_zeros(1);
+                    }
+                } else if span.count == 0 {
+                    if WALKS && params.first_chunk == 0 {
+                        chain.carry(&place, 1);
+                    }
+                } else if chain.has_chunks() {
+                    if WALKS {
+                        chain.walk(&place, &mut progress);
+                    } else {
+                        chain.copy(&place, &mut progress);
                     }
                 }
-                if WALKS {
-                    turn = chain::Chain::<G, M, K, V, GROUPS>::kept_number();
-                }
-                turn += params.turns;
             }
-            if params.has_singles == 0 || of_block.b == 0 {
-                // Who comes behind this launch may count on the one before, whatever the rows are.
-                wait_for_previous();
+            if WALKS {
+                turn = chain::Chain::<G, M, K, V, GROUPS>::kept_number();
             }
+            turn += params.turns;
+        }
+        if params.has_singles == 0 || of_block.b == 0 {
+            // Who comes behind this launch may count on the one before, whatever the rows are.
+            wait_for_previous();
         }
     }
 }
 
-/// The rows of [`Single`], of either operator.
-type Rows<'a, const K: u32, const V: u32, const GROUPS: u32> =
+/// The chain whose rows of one token [`Single`] takes, of either operator.
+type SingleChain<'a, const K: u32, const V: u32, const GROUPS: u32> =
     chain::Chain<'a, PerHead, Portable, K, V, GROUPS>;
 
 /// Rows of one token, or none, beside a chain of longer ones: a block has a value head.
@@ -308,19 +301,17 @@ pub struct Single<const K: u32, const V: u32, const GROUPS: u32>;
 impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROUPS> {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = 128 * GROUPS;
-    const TILES: u32 = V / (64 * GROUPS);
-    /// [`StepConstants::blocks_of_singles`]
-    const MIN_BLOCKS_BY_CONSTANT: bool = true;
-    const SHARED_BYTES: u32 = chain::single_bytes(K, GROUPS);
-    const OVERLAPS: bool = true;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::PrefillSingle,
-        per_channel: None,
-        states: None,
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        tiles: V / (64 * GROUPS),
+        // [`StepConstants::blocks_of_singles`]
+        min_blocks_by_constant: true,
+        overlaps: true,
+        shared: Shared::of_block(chain::single_bytes(K, GROUPS)),
+        ..Description::of(
+            128 * GROUPS,
+            Computes::new(Family::chunked(Stage::Single), None, [K, V]),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
@@ -332,9 +323,9 @@ impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROU
             let (span, place) = (Span::load(&c, params, b), Place::load(&c, &params.layer, b));
             let row = Row::of_head(&c, b, hv);
             if params.has_singles == 0 {
-                Rows::<K, V, GROUPS>::clear_rest(&c, params, row, (1, 0));
+                SingleChain::<K, V, GROUPS>::clear_rest(&c, params, row, (1, 0));
             }
-            let chain = Rows::<K, V, GROUPS>::new(&c, params, row, span);
+            let chain = SingleChain::<K, V, GROUPS>::new(&c, params, row, span);
             if span.count == 1 {
                 chain.with_inputs(&place).walk_single(&place);
             } else if span.count == 0 && span.live && place.live() {
@@ -354,76 +345,74 @@ pub struct Short<G, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<G
 impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<G, K, V, GROUPS> {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / (64 * GROUPS);
-    const SHARED_BYTES: u32 =
-        chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
-            + chain::room_bytes(K, G::PER_CHANNEL, GROUPS);
-    const CLUSTER: u32 = chain::cluster(V, GROUPS);
-    const WARPGROUPS: bool = true;
-    const MAKES_PAIRS: bool = chain::makes_pairs(G::PER_CHANNEL, GROUPS);
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::SHORT,
-        per_channel: Some(G::PER_CHANNEL),
-        states: None,
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        tiles: V / (64 * GROUPS),
+        cluster: chain::cluster(V, GROUPS),
+        warpgroups: true,
+        makes_pairs: chain::makes_pairs(G::PER_CHANNEL, GROUPS),
+        shared: Shared::of_block(
+            chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
+                + chain::room_bytes(K, G::PER_CHANNEL, GROUPS),
+        ),
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::chunked(Stage::Short), Some(G::PER_CHANNEL), [K, V]),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         // What is behind finds its rows and slots meanwhile.
         let_next_begin();
         let c = constants();
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
-            let mut heads = 1;
-            if Self::MAKES_PAIRS && grid_dim_x() < c.ratio {
-                heads = 2;
-                row = row.with_head(&c, 2 * block_idx_x());
+        let mut row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
+        let mut heads = 1;
+        if const { Self::DESCRIPTION.makes_pairs } && grid_dim_x() < c.ratio {
+            heads = 2;
+            row = row.with_head(&c, 2 * block_idx_x());
+        }
+        if thread_idx_x() < 128 * GROUPS {
+            let of_heads = (heads, if heads > 1 { 2 * block_idx_x() } else { 0 });
+            chain::Chain::<G, Hopper, K, V, GROUPS>::clear_rest(&c, params, row, of_heads);
+        }
+        let block = chain::Chain::<G, Hopper, K, V, GROUPS>::of_row(&c, params, row);
+        let Some((chain, place)) = block else {
+            return;
+        };
+        if chain.is_empty() {
+            if place.live() && thread_idx_x() < 128 * GROUPS {
+                chain.carry(&place, heads);
             }
-            if thread_idx_x() < 128 * GROUPS {
-                let of_heads = (heads, if heads > 1 { 2 * block_idx_x() } else { 0 });
-                chain::Chain::<G, Hopper, K, V, GROUPS>::clear_rest(&c, params, row, of_heads);
-            }
-            let block = chain::Chain::<G, Hopper, K, V, GROUPS>::of_row(&c, params, row);
-            let Some((chain, place)) = block else {
-                return;
-            };
-            if chain.is_empty() {
-                if place.live() && thread_idx_x() < 128 * GROUPS {
-                    chain.carry(&place, heads);
-                }
-            } else if place.live() {
-                chain.walk_short(&place, heads);
-            } else if thread_idx_x() < 128 * GROUPS {
-                chain.store_zeros(heads);
-            }
+        } else if place.live() {
+            chain.walk_short(&place, heads);
+        } else if thread_idx_x() < 128 * GROUPS {
+            chain.store_zeros(heads);
         }
     }
 }
 
 /// Behind all, each block of which waits for them: norms what the chain left of o, and writes the windows after rows and their
 /// checkpoints, which nobody reads any more. A block has a unit of a value head, or a channel of a row's windows in each thread; or,
-/// behind a chain that leaves such, a piece of one token.
+/// behind a chain that leaves such, a chunk of one token.
 pub struct Finish<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    /// Of 192 channels the assembler spills unasked, for a second block.
-    const MIN_BLOCKS_PER_SM: u32 = if V > 128 { 1 } else { 0 };
-    const TILES: u32 = 1;
-    const SHARED_BYTES: u32 = norm::TOKEN_BYTES;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::PrefillFinish,
-        per_channel: None,
-        states: None,
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        // Of 192 channels the assembler spills unasked, for a second block.
+        min_blocks_per_sm: if V > 128 { 1 } else { 0 },
+        shared: Shared::of_block(norm::TOKEN_BYTES),
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::chunked(Stage::Finish), None, [K, V]),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
@@ -480,7 +469,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
                 let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
                 let per_channel = c.per_channel != 0;
                 let own = Operands::new::<K, V>(&c, params, per_channel, span.unit(j), (h, r));
-                norm::of_unit::<V>(&c, params, (&span, span.piece(j)), (hv, own.scales));
+                norm::of_unit::<V>(&c, params, (&span, span.chunk(j)), (hv, own.scales));
             }
         }
     }

@@ -1,9 +1,9 @@
-//! How q and k of a piece come to its threads: as they lie in memory or convolved, in f16 with a power of two.
+//! How q and k of a chunk come to its threads: as they lie in memory or convolved, in f16 with a power of two.
 
-use super::anew;
-use super::convolution::{Inputs, channel_of, run_of};
-use super::operands::{Place, Shared};
-use super::rows::{Piece, Span};
+use super::convolution::{ConvInputs, channel_of, run_of};
+use super::opaque;
+use super::operands::{SharedSink, Sink};
+use super::rows::{Chunk, Span};
 use super::workspace::Operands;
 use super::{CHUNK, FACTOR_BYTES, FACTORS, QUERIES};
 use crate::constants::Element;
@@ -12,6 +12,7 @@ use crate::device::global::{load_b32, load_b128};
 use crate::device::shared::{load_shared_b128, store_shared_b32, store_shared_b64};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
+use crate::math::each::each;
 use crate::math::elements;
 use crate::math::power;
 use crate::math::range::{SMALL, any_large, power_for, times};
@@ -22,11 +23,11 @@ use crate::step::{PrefillParams, StepConstants};
 pub const THREADS: u32 = 256;
 
 /// 8 channels of some of a token's, as they lie in memory: a thread has every fourth 8 channels of a token.
-pub type Rows = [elements::Raw<8>; 4];
+pub type RawChannels = [elements::Raw<8>; 4];
 /// None.
-pub const NO_ROWS: Rows = [elements::Raw([0; 8]); 4];
+pub const NO_RAW_CHANNELS: RawChannels = [elements::Raw([0; 8]); 4];
 /// Their values.
-pub type Token = [[f32; 8]; 4];
+pub type LaneChannels = [[f32; 8]; 4];
 /// The same in f16, two to a word.
 pub type Words = [[u32; 4]; 4];
 
@@ -41,34 +42,34 @@ fn staged_byte(part: u32, of: u32, token: u32) -> u32 {
 }
 
 /// Address, strides of rows and tokens, first channel and element of a tensor.
-pub type Source = (u64, (u32, u32), u32, u32);
+pub type TensorRows = (u64, (u32, u32), u32, u32);
 
-/// Who convolves q and k, where that is done.
+/// The launch that convolves q and k.
 #[derive(Clone, Copy)]
 pub enum Convolved {
     /// The block itself, from these.
-    Here(Inputs),
+    Here(ConvInputs),
     /// A launch before, which left them in the workspace: [`super::kernels::Convolve`].
     Before(Operands),
 }
 
-/// How q and k of a piece come to its [`THREADS`]: a warp has 8 tokens, and of each four lanes; those of a token are neighbours
-/// if `NEIGHBOURS`, as the rows of a product have them, else tokens are, as an image has them.
+/// q and k of a chunk on their way to its [`THREADS`]: 8 tokens a warp, four lanes a token. `NEIGHBOURS`: lane = 4 · token + part, the order
+/// of the fragments of a product. Otherwise lane = 8 · part + token, the order of an image: a store of 8 lanes is one core of 128 bytes.
 pub struct Load<'a, const NEIGHBOURS: bool> {
-    /// Of the launch.
+    /// Constants and parameters of the launch.
     pub with: (&'a StepConstants, &'a PrefillParams),
-    /// What q and k are convolved from.
-    pub inputs: Inputs,
+    /// The inputs from which q and k are convolved.
+    pub inputs: ConvInputs,
     /// The query/key head.
     pub head: u32,
     /// The row.
     pub span: &'a Span,
     /// Its tokens.
-    pub piece: Piece,
+    pub chunk: Chunk,
 }
 
 impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
-    /// The token of the piece that is this thread's.
+    /// The token of the chunk that is this thread's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn token(&self) -> u32 {
         let lane = lane_id();
@@ -95,34 +96,30 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
 
     /// Sum of the squares of a token, of which each of its lanes comes with its channels.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn squares<const K: u32>(x: &Token) -> f32 {
+    fn squares<const K: u32>(x: &LaneChannels) -> f32 {
         let mut sum = 0.0;
-        let mut i = 0;
-        while i < K as usize / 32 {
-            sum += dot(x[i], x[i]);
-            i += 1;
-        }
+        each!(i in 0..K as usize / 32 => sum += dot(x[i], x[i]));
         Self::sum(sum)
     }
 
-    /// What the thread has of a token, as it lies in memory; of one that is not there, what it would have of the first.
+    /// The thread's channels of its token, as they lie in memory; those of the first token where its own is not there.
     ///
     /// # Safety
     /// The tensor is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn rows<const K: u32>(&self, (base, strides, head, element): Source) -> Rows {
-        let mut rows = NO_ROWS;
+    pub unsafe fn rows<const K: u32>(
+        &self,
+        (base, strides, head, element): TensorRows,
+    ) -> RawChannels {
+        let mut rows = NO_RAW_CHANNELS;
         let token = self.token();
-        let t = self.piece.start + if token < self.piece.count { token } else { 0 };
+        let t = self.chunk.start + if token < self.chunk.count { token } else { 0 };
         let channel = head + 8 * self.part();
         let first = self.span.at(base, strides, t, channel, element);
-        let mut i = 0;
-        while i < K as usize / 32 {
+        each!(i in 0..K as usize / 32 => {
             let address = first + (32 * i as u32 * elements::bytes_of(element)) as u64;
-            // SAFETY: the caller's promise.
-            rows[i] = unsafe { elements::load::<8>(address, element, self.with.0.wide_io != 0) };
-            i += 1;
-        }
+            rows[i] = elements::load::<8>(address, element, self.with.0.wide_io != 0);
+        });
         rows
     }
 
@@ -139,7 +136,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     /// The tensors are live, and the image is the block's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn stage<const K: u32, const OF: u32>(&self, image: u32) {
-        let (of_token, thread) = (K / 2, anew(thread_idx_x()));
+        let (of_token, thread) = (K / 2, opaque(thread_idx_x()));
         let (pair, first) = (thread % of_token, thread / of_token);
         if first >= THREADS / of_token {
             return;
@@ -149,8 +146,8 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         let mut first = run_of(K) as u32 * first;
         while first < CHUNK {
             let (t, end) = (
-                self.piece.start + first,
-                self.piece.start + self.piece.count,
+                self.chunk.start + first,
+                self.chunk.start + self.chunk.count,
             );
             let give = |token: u32, y: [f32; 2]| {
                 let place = image + staged_byte(part, of, first + token) + pair % 2 * 8;
@@ -171,22 +168,20 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         }
     }
 
-    /// What [`Self::stage`] stored.
+    /// The channels that [`Self::stage`] stored.
     ///
     /// # Safety
     /// It is there, behind a barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn staged<const K: u32>(&self, image: u32) -> Token {
+    pub unsafe fn staged<const K: u32>(&self, image: u32) -> LaneChannels {
         let mut x = [[0.0; 8]; 4];
-        let mut i = 0;
-        while i < K as usize / 32 {
+        each!(i in 0..K as usize / 32 => {
             let part = self.part() + 4 * i as u32;
             let place = |of| image + staged_byte(part, of, self.token());
             // SAFETY: it is there, behind a barrier.
             let [a, b] = unsafe { [0, 1].map(|of| load_shared_b128(place(of))) };
             x[i] = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]].map(f32::from_bits);
-            i += 1;
-        }
+        });
         x
     }
 
@@ -198,7 +193,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn scaled<const K: u32, const OF: u32>(
         &self,
-        mut x: Token,
+        mut x: LaneChannels,
         rounds: bool,
         scales: u32,
     ) -> Words {
@@ -214,17 +209,15 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         }
         let [mut power, inverse] = power::of_root(sum);
         // A token that is not there has been loaded as the first one.
-        if self.token() >= self.piece.count {
+        if self.token() >= self.chunk.count {
             power = 0.0;
         }
         let mut words: Words = [[0; 4]; 4];
         let mut i = 0;
         while i < K as usize / 32 {
-            let mut j = 0;
-            while j < 4 {
+            each!(j in 0..4 => {
                 words[i][j] = pack_f16x2(x[i][2 * j] * power, x[i][2 * j + 1] * power);
-                j += 1;
-            }
+            });
             i += 1;
         }
         let mut rest = inverse;
@@ -236,13 +229,11 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             let mut rounded = 0.0;
             i = 0;
             while i < K as usize / 32 {
-                let mut j = 0;
-                while j < 4 {
+                each!(j in 0..4 => {
                     let word = words[i][j];
                     let half = [word as u16, (word >> 16) as u16].map(f16_to_f32);
                     rounded = fma(half[0], half[0], fma(half[1], half[1], rounded));
-                    j += 1;
-                }
+                });
                 i += 1;
             }
             let rounded = Self::sum(rounded);
@@ -254,13 +245,10 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             rest *= f32::from_bits(c.scale);
         }
         if self.part() == 0 {
-            // SAFETY: the caller's promise.
-            unsafe {
-                store_shared_b32(
-                    scales + OF * FACTOR_BYTES + 4 * self.token(),
-                    rest.to_bits(),
-                );
-            }
+            store_shared_b32(
+                scales + OF * FACTOR_BYTES + 4 * self.token(),
+                rest.to_bits(),
+            );
         }
         words
     }
@@ -268,14 +256,12 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     /// # Safety
     /// The image is the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn give<const K: u32, const OF: u32>(&self, words: Words, image: impl Place) {
-        let mut i = 0;
-        while i < K as usize / 32 {
+    pub unsafe fn give<const K: u32, const OF: u32>(&self, words: Words, image: impl Sink) {
+        each!(i in 0..K as usize / 32 => {
             let byte = self.byte(OF, i as u32);
             // SAFETY: the caller's promise; a thread writes its own token's channels.
             unsafe { image.store_b128(byte, words[i]) };
-            i += 1;
-        }
+        });
     }
 
     /// k (0) or q (1) as a launch before left it, and what lacks to k̂ or q̂ with the scales.
@@ -287,14 +273,12 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         let mut words: Words = [[0; 4]; 4];
         // SAFETY: the caller's promise.
         unsafe {
-            // Else the compiler keeps the addresses until something is stored there.
-            let first = anew(self.byte(of, 0));
-            let mut i = 0;
-            while i < K as usize / 32 {
+            // Opaque (docs/compiler.md): else LLVM keeps the addresses until the store.
+            let first = opaque(self.byte(of, 0));
+            each!(i in 0..K as usize / 32 => {
                 let byte = first + i as u32 * RUN_BYTES;
                 words[i] = load_b128(operands.images + byte as u64);
-                i += 1;
-            }
+            });
             if self.part() == 0 {
                 let byte = of * FACTOR_BYTES + 4 * self.token();
                 let scale = load_b32(operands.head + (FACTORS + byte) as u64);
@@ -311,18 +295,13 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn words<const K: u32, const OF: u32>(
         &self,
-        rows: Rows,
+        rows: RawChannels,
         element: u32,
         scales: u32,
     ) -> Words {
-        let mut x: Token = [[0.0; 8]; 4];
-        let mut i = 0;
-        while i < K as usize / 32 {
-            x[i] = rows[i].to_f32(element);
-            i += 1;
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.scaled::<K, OF>(x, element == Element::F32 as u32, scales) }
+        let mut x: LaneChannels = [[0.0; 8]; 4];
+        each!(i in 0..K as usize / 32 => x[i] = rows[i].to_f32(element));
+        self.scaled::<K, OF>(x, element == Element::F32 as u32, scales)
     }
 
     /// The same, in the image.
@@ -332,23 +311,16 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn place<const K: u32, const OF: u32>(
         &self,
-        rows: Rows,
+        rows: RawChannels,
         element: u32,
         (image, scales): (u32, u32),
     ) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let words = self.words::<K, OF>(rows, element, scales);
-            self.give::<K, OF>(words, Shared(image));
-        }
+        let words = self.words::<K, OF>(rows, element, scales);
+        self.give::<K, OF>(words, SharedSink(image));
     }
 }
 
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn multiply<const K: u32>(x: &mut Token, by: f32) {
-    let mut i = 0;
-    while i < K as usize / 32 {
-        x[i] = times(x[i], by);
-        i += 1;
-    }
+fn multiply<const K: u32>(x: &mut LaneChannels, by: f32) {
+    each!(i in 0..K as usize / 32 => x[i] = times(x[i], by));
 }

@@ -1,10 +1,16 @@
 //! Any number of tokens, in chunks: docs/prefill.md.
 //!
-//! A row is worked in *pieces*, which end at multiples of [`CHUNK`] tokens of its sequence. A *unit* is a piece of more
-//! than one token: what a block of the preparation works on, and what has a place in the workspace.
+//! A row is worked in *chunks*, which end at multiples of [`CHUNK`] tokens of its sequence. A *unit* is a chunk of more
+//! than one token: a block of the intra-chunk pass works on one, and each has a place in the workspace. The *intra-chunk pass* makes
+//! the operands of units, which do not depend on states; the inter-chunk scan, the *chain*, goes from state to state.
 //!
-//! A long prompt may be worked in *stretches*: pieces, and units of the same numbers, that have a preparation and a chain of
-//! their own. A chain that is not the last leaves the state, as its threads have it, where the next one's find it.
+//! A long prompt may be worked in *segments*: chunks, and units of the same numbers, with an intra-chunk pass and a chain of
+//! their own. A chain that is not the last leaves the state as its threads have it, for the threads of the next.
+//!
+//! # Safety
+//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
+//! from shared memory has been stored there, and what it stores to is this thread's.
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 pub mod chain;
 pub mod channels;
@@ -29,13 +35,13 @@ pub mod workspace;
 use crate::device::warp::{lane_id, warp_shuffle_idx};
 use crate::device::warpgroup::TRIANGLE_BYTES;
 
-/// Tokens of a whole piece, C.
+/// Tokens of a whole chunk, C.
 pub const CHUNK: u32 = 64;
 
-/// [`end_piece`](crate::step::PrefillParams::end_piece) of a chain behind which there is none.
-pub const ALL_PIECES: u32 = u32::MAX;
+/// [`end_chunk`](crate::step::PrefillParams::end_chunk) of a chain behind which there is none.
+pub const ALL_CHUNKS: u32 = u32::MAX;
 
-// What the preparation makes of a unit and a query/key head, in the workspace as in shared memory: an image of k̂ and q̂, and
+// What the intra-chunk pass makes of a unit and a query/key head, in the workspace as in shared memory: an image of k̂ and q̂, and
 // of each of its value heads T, P and factors. Where decays are of channels, each value head has images of its own.
 
 /// Byte of the image's q̂: its tokens are 64 to 128.
@@ -43,7 +49,7 @@ pub const QUERIES: u32 = 1024;
 /// Byte of a head's P; T is at its beginning.
 pub const P: u32 = TRIANGLE_BYTES;
 /// Byte of a head's factors, f32: of every token that of S k̂, that of S q̂ and that of δ where it becomes a part of the state;
-/// and the decays of the whole piece.
+/// and the decays of the whole chunk.
 pub const FACTORS: u32 = 2 * TRIANGLE_BYTES;
 /// Bytes of the factors of one kind.
 pub const FACTOR_BYTES: u32 = 4 * CHUNK;
@@ -60,7 +66,7 @@ pub const fn images_bytes(k: u32, per_channel: bool) -> u32 {
     image_bytes(k) + if per_channel { image_bytes(k) / 2 } else { 0 }
 }
 
-/// Bytes of T, P and factors of a value head; the last factors are the decays of the whole piece, one of every channel or a
+/// Bytes of T, P and factors of a value head; the last factors are the decays of the whole chunk, one of every channel or a
 /// whole line of the same.
 #[must_use]
 pub const fn head_bytes(k: u32, per_channel: bool) -> u32 {
@@ -73,17 +79,16 @@ fn of_lane(x: u32, lane: u32) -> u32 {
     warp_shuffle_idx(f32::from_bits(x), lane).to_bits()
 }
 
-/// A number that all lanes of a warp have, of which the assembler knows that: what is computed from it is computed once
-/// for the warp. All of them come.
+/// A uniform number (docs/compiler.md): x of lane 0, which all lanes of the warp have. All of them come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_warp(x: u32) -> u32 {
     of_lane(x, 0)
 }
 
-/// The same number of this thread, of which the compiler does not know that it is the same for every piece: else it keeps what
-/// follows from it, addresses above all, from piece to piece, in registers that there are not. All lanes of the warp come.
+/// An opaque number (docs/compiler.md): x of this lane. LLVM does not see that x is the same in every turn of a loop, and computes addresses
+/// again in place of keeping them from chunk to chunk, which spills. All lanes of the warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn anew(x: u32) -> u32 {
+fn opaque(x: u32) -> u32 {
     of_lane(x, lane_id())
 }
 
@@ -103,7 +108,7 @@ pub const fn units(end: u64, rows: u64, positions: bool) -> u64 {
 mod tests {
     use super::{CHUNK, units};
 
-    /// Pieces of more than one token of a row of `tokens` that begins at `position`.
+    /// Chunks of more than one token of a row of `tokens` that begins at `position`.
     fn count(position: u64, tokens: u64) -> u64 {
         let chunk = u64::from(CHUNK);
         let mut at = position;

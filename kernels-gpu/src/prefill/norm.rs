@@ -1,15 +1,15 @@
-//! The norm of what the chain leaves of o, a unit and a value head at a time.
+//! The norm of o behind a chain, a unit and a value head at a time.
 //!
-//! It is left where o will be: as it is where that is f32, else in f16, times a power of two that makes up for the scale of q: so
-//! it is as large as the state that it is read from, whose products are of f16 too.
+//! The chain stores o without its norm into o itself: f32 as it is, otherwise f16(o · 2^⌈−log2 scale⌉). The power of two takes the scale of q
+//! back, so that o has the range of S q̂ before scaling, and f16 holds it where f16 holds S.
 //!
-//! o that f16 does not hold is scaled besides, of each token and 16 channels by a power of two. In the workspace, of each
-//! value head and each 16 channels of it: what takes the power back, f32, of each token; and the first token that has one.
+//! Where f16 does not hold o, 16 channels of a token are scaled by one more power of two. The workspace has, for each value head and 16
+//! channels: the inverse of that power, f32, of each token; and the first token that has one.
 
 use super::CHUNK;
 use super::load::THREADS;
 use super::output::{Scales, sum_of_quad};
-use super::rows::{Piece, Span};
+use super::rows::{Chunk, Span};
 use super::workspace::tokens;
 use crate::constants::Element;
 use crate::device::float::{b16x2_to_f32, pack_f16x2, rsqrt};
@@ -20,6 +20,7 @@ use crate::device::thread::thread_idx_x;
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
 use crate::layer::Place;
 use crate::layer::norm::{normed, squares, sum_of};
+use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, load_one, store};
 use crate::math::power;
 use crate::math::range::{SMALL, any_large, times};
@@ -51,8 +52,7 @@ pub fn scales_of(scales: u64, warp: u32) -> u64 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn begin<const V: u32>(c: &StepConstants, scales: u64, thread: u32) {
     if is_left(c) && thread < V / 16 {
-        // SAFETY: the caller's promise.
-        unsafe { store_b32(scales_of(scales, thread) + FIRST as u64, CHUNK) };
+        store_b32(scales_of(scales, thread) + FIRST as u64, CHUNK);
     }
 }
 
@@ -69,7 +69,7 @@ pub fn size(c: &StepConstants) -> f32 {
     size
 }
 
-/// What makes up for the scale of q, and what takes that back: powers of two.
+/// 2^⌈−log2 scale⌉ and its inverse.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sizes(c: &StepConstants) -> [f32; 2] {
     power::of_exponent((c.scale >> 23 & 0xff).clamp(1, 253))
@@ -89,7 +89,7 @@ fn of_left(c: &StepConstants, word: u32) -> [f32; 2] {
     b16x2_to_f32(word, true).map(|o| o * size)
 }
 
-/// What a norm behind the chain has of two elements of o.
+/// Two elements of o as the norm behind a chain has them.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
     if c.o_element == Element::F32 as u32 {
@@ -99,33 +99,29 @@ pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
     }
 }
 
-/// Bytes of the sums of a block's warps that norm pieces of one token: a word for each 16 channels.
+/// Bytes of the sums of a block's warps that norm chunks of one token: a word for each 16 channels.
 pub const TOKEN_BYTES: u32 = THREADS / 32 * SUMS_BYTES;
 /// Bytes of a warp's.
 const SUMS_BYTES: u32 = MOST_GROUPS as u32 * 16;
 
-/// A piece of one token, whose o the chain has left.
+/// A chunk of one token, whose o the chain has left.
 pub struct LeftToken {
     span: Span,
     /// The token of the row.
     t: u32,
-    /// Whether it is the row's last piece, not its first.
+    /// Whether it is the row's last chunk, not its first.
     is_last: bool,
 }
 
 impl LeftToken {
-    /// The first piece of row `b`, or its last one, where that is one token of a row that the chain has worked and has a place for.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
+    /// The first chunk of row `b`, or its last one, where that is one token of a row that the chain has worked and has a place for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn find(
         c: &StepConstants,
         params: &PrefillParams,
         (b, is_last): (u32, bool),
     ) -> Option<Self> {
-        // SAFETY: the caller's promise.
-        let (span, place) = unsafe { (Span::load(c, params, b), Place::load(c, &params.layer, b)) };
+        let (span, place) = (Span::load(c, params, b), Place::load(c, &params.layer, b));
         let t = if is_last {
             span.count.saturating_sub(1)
         } else {
@@ -133,7 +129,7 @@ impl LeftToken {
         };
         let is_of_chain =
             span.live && place.live() && span.count > (params.has_singles != 0) as u32;
-        // A row's only piece is its first.
+        // A row's only chunk is its first.
         let is_it = is_of_chain && span.is_by_itself(t) && is_last == (t > 0);
         is_it.then_some(Self { span, t, is_last })
     }
@@ -160,8 +156,7 @@ impl LeftToken {
             // SAFETY: the caller's promise; a warp has words of its own.
             unsafe {
                 let mut o = [[0.0; OF_LANE]; MOST_GROUPS.div_ceil(2)];
-                let mut part = 0;
-                while part < V.div_ceil(128) as usize {
+                each!(part in 0..V.div_ceil(128) as usize => {
                     let channel = 128 * part as u32 + 4 * lane;
                     if channel < V {
                         o[part] = load_b128(from + 4 * channel as u64).map(f32::from_bits);
@@ -170,27 +165,18 @@ impl LeftToken {
                     if channel < V && lane.is_multiple_of(4) {
                         store_shared_b32(sums + channel / 4, squares.to_bits());
                     }
-                    part += 1;
-                }
+                });
                 sync_warp(FULL_MASK);
                 let sum = sum_of(sums, V / 16);
                 // The words are read before the next head's are stored.
                 sync_warp(FULL_MASK);
-                part = 0;
-                while part < V.div_ceil(128) as usize {
+                each!(part in 0..V.div_ceil(128) as usize => {
                     let channel = 128 * part as u32 + 4 * lane;
                     let mut i = 0;
                     while i < OF_LANE && channel < V {
                         let channel = channel + i as u32;
-                        let strides = (params.z_row, c.z_token);
-                        let (z, element) = (params.layer.z, c.z_element);
-                        let z = span.at(z, strides, self.t, hv * c.z_head + channel, element);
-                        let [z] = load_one(z, element).to_f32(element);
-                        let element = c.norm_weight_element;
-                        let at = (channel * bytes_of(element)) as u64;
-                        let weight = load_one(params.layer.norm_weight + at, element);
-                        let [weight] = weight.to_f32(element);
-                        let y = normed(c, o[part][i], (sum, V), z, weight);
+                        let of = (hv, channel);
+                        let y = normed_element(c, params, (span, self.t), of, o[part][i], (sum, V));
                         let strides = (params.o_row, c.o_token);
                         let base = params.layer.step.o;
                         let to =
@@ -198,12 +184,33 @@ impl LeftToken {
                         store([y], to, c.o_element, false);
                         i += 1;
                     }
-                    part += 1;
-                }
+                });
             }
             hv += THREADS / 32;
         }
     }
+}
+
+/// o of a channel of token `t` and value head `hv`, normed; `sum` is the sum of the squares of all `dim` channels.
+///
+/// # Safety
+/// `params` and `c` describe live tensors; there is a norm, and the token.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn normed_element(
+    c: &StepConstants,
+    params: &PrefillParams,
+    (span, t): (&Span, u32),
+    (hv, channel): (u32, u32),
+    o: f32,
+    (sum, dim): (f32, u32),
+) -> f32 {
+    let (strides, element) = ((params.z_row, c.z_token), c.z_element);
+    let z = span.at(params.layer.z, strides, t, hv * c.z_head + channel, element);
+    let [z] = load_one(z, element).to_f32(element);
+    let element = c.norm_weight_element;
+    let at = (channel * bytes_of(element)) as u64;
+    let [weight] = load_one(params.layer.norm_weight + at, element).to_f32(element);
+    normed(c, o, (sum, dim), z, weight)
 }
 
 /// Sum of the squares of 16 channels, of which four lanes have four each, neighbours first. All lanes of the warp come.
@@ -227,8 +234,7 @@ impl Left {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(c: &StepConstants, o: u64) -> Self {
         let second = o + 8 * bytes_of(c.o_element) as u64;
-        // SAFETY: the caller's promise.
-        Self([o, second].map(|at| unsafe { load::<8>(at, c.o_element, c.wide_io != 0) }))
+        Self([o, second].map(|at| load::<8>(at, c.o_element, c.wide_io != 0)))
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -257,14 +263,14 @@ impl Left {
 pub unsafe fn of_unit<const V: u32>(
     c: &StepConstants,
     params: &PrefillParams,
-    (span, piece): (&Span, Piece),
+    (span, chunk): (&Span, Chunk),
     (hv, powers): (u32, u64),
 ) {
     const { assert!(V / 64 <= MOST_GROUPS as u32) };
     let groups = V as usize / 64;
     let (token, part) = (thread_idx_x() / 4, thread_idx_x() % 4 * 16);
-    let is_there = token < piece.count;
-    let t = piece.start + if is_there { token } else { 0 };
+    let is_there = token < chunk.count;
+    let t = chunk.start + if is_there { token } else { 0 };
     let channel = |group: usize| 64 * group as u32 + part;
     // SAFETY: the caller's promise; a thread has its own channels of a token, and loads them before it stores any.
     unsafe {
@@ -275,8 +281,7 @@ pub unsafe fn of_unit<const V: u32>(
             first = load_b32(scales_of(powers, lane_id()) + FIRST as u64);
         }
         let mut scales = [Scales::NONE; MOST_GROUPS];
-        let mut group = 0;
-        while group < groups {
+        each!(group in 0..groups => {
             let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
             let at = hv * c.o_head + channel(group);
             let o = span.at(base, strides, t, at, c.o_element);
@@ -284,11 +289,10 @@ pub unsafe fn of_unit<const V: u32>(
                 left[group] = Left::load(c, o);
                 scales[group] = Scales::load(c, params, (span, t), (hv, channel(group)));
             }
-            group += 1;
-        }
+        });
         // Behind all loads: a branch among them would wait.
         let is_scaled = is_left(c) && warp_ballot(first < CHUNK) != 0;
-        let unit = Unit {
+        let unit = NormedChunk {
             left,
             scales,
             of: (hv, part),
@@ -304,23 +308,20 @@ pub unsafe fn of_unit<const V: u32>(
     }
 }
 
-/// What a thread has of a unit: 16 channels of a token in each group of 64, and what these are normed with.
-struct Unit {
+/// A thread's part of a unit: 16 channels of a token in each group of 64, with their z and weights.
+struct NormedChunk {
     left: [Left; MOST_GROUPS],
     scales: [Scales; MOST_GROUPS],
     /// The value head, and the first channel in a group.
     of: (u32, u32),
-    /// The token of the row, and of the piece.
+    /// The token of the row, and of the chunk.
     token: (u32, u32),
     is_there: bool,
 }
 
-impl Unit {
+impl NormedChunk {
     /// Norms the channels and stores them. Unless the norm `LOOKS`, no token is scaled, and the sum of squares is one of what
     /// f16 holds.
-    ///
-    /// # Safety
-    /// As [`of_unit`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish<const V: u32, const LOOKS: bool>(
         &self,
@@ -337,8 +338,7 @@ impl Unit {
         while group < groups {
             values[group] = self.left[group].values(c);
             if LOOKS && is_left(c) {
-                // SAFETY: the caller's promise.
-                let back = unsafe { scale_of(powers, 64 * group as u32 + part, token) };
+                let back = scale_of(powers, 64 * group as u32 + part, token);
                 values[group] = times(values[group], back);
             }
             squares += sum_of_quad(&values[group]);
@@ -365,26 +365,22 @@ impl Unit {
         group = 0;
         while group < groups && self.is_there {
             let of = (hv, 64 * group as u32 + part);
-            // SAFETY: the caller's promise.
-            unsafe { self.scales[group].store(c, params, (span, t), of, &values[group], size) };
+            self.scales[group].store(c, params, (span, t), of, &values[group], size);
             group += 1;
         }
     }
 }
 
-/// What takes back the scale of the 16 channels from `channel` on of a token, whose scales are behind `powers`.
+/// The inverse of the scale of a token's 16 channels from `channel` on; scales are behind `powers`.
 ///
 /// # Safety
 /// The chain has left them.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn scale_of(powers: u64, channel: u32, token: u32) -> f32 {
     let scales = scales_of(powers, channel / 16);
-    // SAFETY: the caller's promise.
-    unsafe {
-        if token < load_b32(scales + FIRST as u64) {
-            1.0
-        } else {
-            f32::from_bits(load_b32(scales + 4 * token as u64))
-        }
+    if token < load_b32(scales + FIRST as u64) {
+        1.0
+    } else {
+        f32::from_bits(load_b32(scales + 4 * token as u64))
     }
 }

@@ -1,10 +1,10 @@
-//! Where what is made of a unit goes.
+//! Stores of the operands that an intra-chunk pass makes: to the workspace, or to the shared memory of the block that uses them.
 
 use crate::device::global::{store_b32, store_b128};
 use crate::device::shared::{store_shared_b32, store_shared_b128};
 
-/// Where operands go.
-pub trait Place: Copy {
+/// A place for operands.
+pub trait Sink: Copy {
     /// So many bytes behind: what is stored near it has its address as one base and constants.
     fn behind(self, bytes: u32) -> Self;
     /// # Safety
@@ -17,13 +17,13 @@ pub trait Place: Copy {
 
 /// To a workspace.
 #[derive(Clone, Copy)]
-pub struct Global(pub u64);
+pub struct GlobalSink(pub u64);
 
 /// To the shared memory of the block that uses them.
 #[derive(Clone, Copy)]
-pub struct Shared(pub u32);
+pub struct SharedSink(pub u32);
 
-impl Place for Global {
+impl Sink for GlobalSink {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn behind(self, bytes: u32) -> Self {
         Self(self.0 + bytes as u64)
@@ -31,18 +31,16 @@ impl Place for Global {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b32(self, byte: u32, word: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { store_b32(self.0 + byte as u64, word) };
+        store_b32(self.0 + byte as u64, word);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b128(self, byte: u32, words: [u32; 4]) {
-        // SAFETY: the caller's promise.
-        unsafe { store_b128(self.0 + byte as u64, words) };
+        store_b128(self.0 + byte as u64, words);
     }
 }
 
-impl Place for Shared {
+impl Sink for SharedSink {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn behind(self, bytes: u32) -> Self {
         Self(self.0 + bytes)
@@ -50,13 +48,11 @@ impl Place for Shared {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b32(self, byte: u32, word: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { store_shared_b32(self.0 + byte, word) };
+        store_shared_b32(self.0 + byte, word);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_b128(self, byte: u32, words: [u32; 4]) {
-        // SAFETY: the caller's promise.
-        unsafe { store_shared_b128(self.0 + byte, words) };
+        store_shared_b128(self.0 + byte, words);
     }
 }

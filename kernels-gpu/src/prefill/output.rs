@@ -1,13 +1,13 @@
-//! o of a piece, from the sums of a product: rows are those of the state, columns are tokens.
+//! o of a chunk, from the sums of a product: rows are those of the state, columns are tokens.
 
 use core::array;
 
-use super::anew;
 use super::chain::cluster as cluster_of;
 use super::norm;
+use super::opaque;
 use super::range;
-use super::rows::{Piece, Span};
-use super::values::{half_tile, tile_matrix, tile_piece, tokens_apart};
+use super::rows::{Chunk, Span};
+use super::values::{half_tile, tile_matrix, tile_part, tokens_apart};
 use crate::constants::Element;
 use crate::device::cluster::{self, store_shared_b32_at};
 use crate::device::float::{fma, pack_bf16x2, pack_f16x2};
@@ -21,7 +21,7 @@ use crate::device::thread::{sync_barrier, sync_barrier_any, sync_threads, thread
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::device::warpgroup::fence_shared;
 use crate::layer::conv::activate;
-use crate::layer::norm::{size_of, squares};
+use crate::layer::norm::{size_of, small_sum, squares};
 use crate::machine;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw};
@@ -35,7 +35,7 @@ const fn goes_by_tile(c: &StepConstants) -> bool {
 }
 
 /// Before [`store`]: stages o in the tile, for which it is packed as [`store`] has it. Returns whether f16 may not hold what is
-/// [left](norm::left) of an o of the warpgroup, or a warp `scales` it anyway; the same in all threads. Then [`stage_anew`] follows,
+/// [left](norm::left) of an o of the warpgroup, or a warp `scales` it anyway; the same in all threads. Then [`stage_again`] follows,
 /// behind what scales o.
 ///
 /// # Safety
@@ -52,8 +52,7 @@ pub unsafe fn stage(
         return norm::is_left(c);
     }
     let words = packed(c, o);
-    // SAFETY: the caller's promise.
-    unsafe { to_tile(c, &words, tile) };
+    to_tile(c, &words, tile);
     if norm::is_left(c) {
         sync_barrier_any(barrier, 128, scales || range::may_be_large(&words))
     } else {
@@ -63,28 +62,21 @@ pub unsafe fn stage(
 }
 
 /// See [`stage`].
-///
-/// # Safety
-/// As [`stage`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn stage_anew(c: &StepConstants, o: &[f32; 32], (tile, barrier): (u32, u32)) {
+pub unsafe fn stage_again(c: &StepConstants, o: &[f32; 32], (tile, barrier): (u32, u32)) {
     if goes_by_tile(c) {
-        // SAFETY: the caller's promise.
-        unsafe { to_tile(c, &packed(c, o), tile) };
+        to_tile(c, &packed(c, o), tile);
         sync_barrier(barrier, 128);
     }
 }
 
 /// Stores a warpgroup's part of o, which is [staged](stage), from channel `first` of value head `hv` on, or what is
 /// [left](norm::left) of it for a norm behind the chain.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store(
     c: &StepConstants,
     params: &PrefillParams,
-    (span, piece): (&Span, Piece),
+    (span, chunk): (&Span, Chunk),
     (hv, first): (u32, u32),
     o: &[f32; 32],
     tile: u32,
@@ -95,16 +87,16 @@ pub unsafe fn store(
     unsafe {
         if goes_by_tile(c) {
             let words = array::from_fn(|i| {
-                let (token, part) = own_piece(i as u32);
-                load_shared_b128(tile + tile_piece(token, part))
+                let (token, part) = own_part(i as u32);
+                load_shared_b128(tile + tile_part(token, part))
             });
             release(c);
-            store_pieces(c, params, (span, piece), head, words);
+            store_parts(c, params, (span, chunk), head, words);
             return;
         }
         each(o, |token, row, o| {
-            if token < piece.count {
-                let t = piece.start + token;
+            if token < chunk.count {
+                let t = chunk.start + token;
                 let address = span.at(base, strides, t, head + row, c.o_element);
                 if c.o_element == Element::F32 as u32 {
                     elements::store([o], address, c.o_element, false);
@@ -116,9 +108,9 @@ pub unsafe fn store(
     }
 }
 
-/// A token of the piece, and a part of 8 channels of it, whose `i`-th this thread has where threads of a token are neighbours.
+/// A token of the chunk, and a part of 8 channels of it, whose `i`-th this thread has where threads of a token are neighbours.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn own_piece(i: u32) -> (u32, u32) {
+fn own_part(i: u32) -> (u32, u32) {
     let thread = thread_idx_x() % 128;
     (thread / 8 + 16 * i, thread % 8)
 }
@@ -139,11 +131,7 @@ fn pack(c: &StepConstants, o: [f32; 2]) -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn packed(c: &StepConstants, o: &[f32; 32]) -> [u32; 16] {
     let mut words = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        words[i] = pack(c, [o[2 * i], o[2 * i + 1]]);
-        i += 1;
-    }
+    each!(i in 0..16 => words[i] = pack(c, [o[2 * i], o[2 * i + 1]]));
     words
 }
 
@@ -153,8 +141,7 @@ fn packed(c: &StepConstants, o: &[f32; 32]) -> [u32; 16] {
 /// The warp's part of the tile is nobody's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn to_tile(c: &StepConstants, words: &[u32; 16], tile: u32) {
-    let mut i = 0;
-    while i < 4 {
+    each!(i in 0..4 => {
         // SAFETY: the caller's promise.
         unsafe {
             let of = [
@@ -169,74 +156,58 @@ unsafe fn to_tile(c: &StepConstants, words: &[u32; 16], tile: u32) {
                 store_elements_transposed(tile, i as u32, of);
             }
         }
-        i += 1;
-    }
+    });
 }
 
 /// [`store_matrices_transposed`] of tokens 16 `i` .. 16 `i` + 16, element by element.
-///
-/// # Safety
-/// As [`to_tile`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_elements_transposed(tile: u32, i: u32, words: [u32; 4]) {
     let (row, column) = (lane_id() / 4, lane_id() % 4 * 2);
     let warp = thread_idx_x() / 32 % 4;
-    let mut m = 0;
-    while m < 4 {
+    each!(m in 0..4 => {
         let token = 16 * i + m / 2 * 8 + column;
-        let at = |token: u32| tile + tile_piece(token, 2 * warp + m % 2) + 2 * row;
+        let at = |token: u32| tile + tile_part(token, 2 * warp + m % 2) + 2 * row;
         let word = words[m as usize];
         // SAFETY: the caller's promise.
         unsafe {
             store_shared_b16(at(token), word as u16);
             store_shared_b16(at(token + 1), (word >> 16) as u16);
         }
-        m += 1;
-    }
+    });
 }
 
-/// Stores the parts of [`own_piece`] of 16-bit elements, from element `head` of a token of o on.
-///
-/// # Safety
-/// As [`store`]'s.
+/// Stores the parts of [`own_part`] of 16-bit elements, from element `head` of a token of o on.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn store_pieces(
+unsafe fn store_parts(
     c: &StepConstants,
     params: &PrefillParams,
-    (span, piece): (&Span, Piece),
+    (span, chunk): (&Span, Chunk),
     head: u32,
     words: [[u32; 4]; 4],
 ) {
     let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
-    let (token, part) = own_piece(0);
-    let t = piece.start + token;
+    let (token, part) = own_part(0);
+    let t = chunk.start + token;
     let to = span.at(base, strides, t, head + 8 * part, c.o_element);
-    let mut i = 0;
-    while i < 4 {
-        if own_piece(i).0 < piece.count {
-            // SAFETY: the caller's promise.
-            unsafe {
-                store_b128(
-                    to + i as u64 * tokens_apart(16, c.o_token),
-                    words[i as usize],
-                );
-            }
+    each!(i in 0..4 => {
+        if own_part(i).0 < chunk.count {
+            store_b128(
+                to + i as u64 * tokens_apart(16, c.o_token),
+                words[i as usize],
+            );
         }
-        i += 1;
-    }
+    });
 }
 
 /// Hands each of the thread's sums to `give`, with its token and its row among the warpgroup's 64.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn each(o: &[f32; 32], give: impl Fn(u32, u32, f32)) {
-    let thread = anew(thread_idx_x());
+    let thread = opaque(thread_idx_x());
     let row = thread / 32 % 4 * 16 + thread % 32 / 4;
-    let mut i = 0;
-    while i < 32 {
+    each!(i in 0..32 => {
         let token = 8 * (i as u32 / 4) + thread % 4 * 2 + i as u32 % 2;
         give(token, row + i as u32 / 2 % 2 * 8, o[i]);
-        i += 1;
-    }
+    });
 }
 
 /// Where v is copied to the tile by itself, what was stored there is before that. Not behind what is stored to global memory,
@@ -257,20 +228,17 @@ pub const BLOCK: u32 = 4;
 ///
 /// Both halves of the tokens go through the tile, so that a thread has 16 channels of a token, and four of them all that
 /// the warpgroup has.
-///
-/// # Safety
-/// As [`store`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
-    (span, piece): (&Span, Piece),
+    (span, chunk): (&Span, Chunk),
     (hv, first): (u32, u32),
     o: &[f32; 32],
     (tile, barrier, sums, scales): (u32, u32, u32, u32),
 ) {
-    // Else the compiler keeps all addresses from piece to piece.
-    let thread = anew(thread_idx_x());
+    // Opaque (docs/compiler.md): addresses are not kept from chunk to chunk.
+    let thread = opaque(thread_idx_x());
     let (thread, group, lane) = (thread % 128, thread / 128, thread % 32);
     let row = thread / 32 * 16 + lane / 4;
     let part = thread % 4 * 16;
@@ -283,27 +251,22 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     };
     // SAFETY: the caller's promise; the tile and a group's sums are the warpgroup's own.
     unsafe {
-        let mut half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             // Nobody reads what was in the tile.
             sync_barrier(barrier, 128);
-            let mut i = 0;
-            while i < 16 {
+            each!(i in 0..16 => {
                 let token = 8 * (i as u32 / 4) + lane % 4 * 2 + i as u32 % 2;
                 let place = tile + half_tile(token, row + i as u32 / 2 % 2 * 8);
                 store_shared_b32(place, o[16 * half + i].to_bits());
-                i += 1;
-            }
+            });
             sync_barrier(barrier, 128);
-            i = 0;
-            while i < 4 {
+            each!(i in 0..4 => {
                 let place = tile + half_tile(thread / 4, part + 4 * i as u32);
                 let [x, y, z, w] = load_shared_b128(place).map(f32::from_bits);
                 // As it is left for a norm behind the chain: no bit is of the launch that norms.
                 [own[half][4 * i], own[half][4 * i + 1]] = norm::as_left(c, [x, y]);
                 [own[half][4 * i + 2], own[half][4 * i + 3]] = norm::as_left(c, [z, w]);
-                i += 1;
-            }
+            });
             if norm::is_left(c) {
                 let token = 32 * half as u32 + thread / 4;
                 let scales = scales + thread % 4 * norm::OF_WARP;
@@ -326,20 +289,17 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
                 let place = sums + group * 256 + (32 * half as u32 + thread / 4) * 4;
                 store_shared_b32(place, squares.to_bits());
             }
-            half += 1;
-        }
+        });
         release(c);
         // Of both halves before the others' sums are waited for.
         let mut scales = [Scales::NONE; 2];
-        half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             let token = 32 * half as u32 + thread / 4;
-            if token < piece.count {
-                let (t, of) = (piece.start + token, (hv, first + part));
+            if token < chunk.count {
+                let (t, of) = (chunk.start + token, (hv, first + part));
                 scales[half] = Scales::load(c, params, (span, t), of);
             }
-            half += 1;
-        }
+        });
         if const { cluster_of(V, GROUPS) > 1 } {
             cluster::arrive();
             cluster::wait();
@@ -348,17 +308,15 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
         } else {
             sync_barrier(barrier, 128);
         }
-        half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             let token = 32 * half as u32 + thread / 4;
             let squares = sum_of_groups::<V>(sums + token * 4);
-            if token < piece.count {
-                let (t, of) = (piece.start + token, (hv, first + part));
+            if token < chunk.count {
+                let (t, of) = (chunk.start + token, (hv, first + part));
                 let size = size_of(c, &mut own[half], (squares, V));
                 scales[half].store(c, params, (span, t), of, &own[half], size);
             }
-            half += 1;
-        }
+        });
     }
 }
 
@@ -369,8 +327,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
 /// The words are there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn sum_of_groups<const V: u32>(sums: u32) -> f32 {
-    // SAFETY: the caller's promise.
-    let word = |group: u32| f32::from_bits(unsafe { load_shared_b32(sums + group * 256) });
+    let word = |group: u32| f32::from_bits(load_shared_b32(sums + group * 256));
     let mut words = [0.0; 3];
     let (mut sum, mut signs) = (0.0, 0);
     each!(group in 0..V as usize / 64 => {
@@ -381,13 +338,7 @@ unsafe fn sum_of_groups<const V: u32>(sums: u32) -> f32 {
     if signs >> 31 != 0 || sum == f32::INFINITY {
         rarely();
         let mut small = 0.0;
-        each!(group in 0..V as usize / 64 => {
-            small += if words[group] < 0.0 {
-                -words[group]
-            } else {
-                words[group] * SMALL * SMALL
-            };
-        });
+        each!(group in 0..V as usize / 64 => small += small_sum(words[group]));
         return -small;
     }
     sum
@@ -397,17 +348,13 @@ unsafe fn sum_of_groups<const V: u32>(sums: u32) -> f32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sum_of_quad(o: &[f32; 16]) -> f32 {
     let mut squares = 0.0;
-    let mut i = 0;
-    while i < 16 {
-        squares = fma(o[i], o[i], squares);
-        i += 1;
-    }
+    each!(i in 0..16 => squares = fma(o[i], o[i], squares));
     squares += warp_shuffle_xor(squares, 1);
     squares += warp_shuffle_xor(squares, 2);
     squares
 }
 
-/// What 16 channels of a token are normed with, as it lies in memory.
+/// z and weights of 16 channels of a token, as they lie in memory.
 #[derive(Clone, Copy)]
 pub struct Scales {
     z: [Raw<8>; 2],
@@ -415,13 +362,13 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// Of no channels.
+    /// Zeros, for no channels.
     pub const NONE: Self = Self {
         z: [Raw([0; 8]); 2],
         weight: [Raw([0; 8]); 2],
     };
 
-    /// Of token `t`, from `channel` of value head `hv` on.
+    /// Loads those of token `t`, from `channel` of value head `hv` on.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; there is a norm, and the token.
@@ -433,8 +380,7 @@ impl Scales {
         (hv, channel): (u32, u32),
     ) -> Self {
         let (mut scales, wide) = (Self::NONE, c.wide_norm != 0);
-        let mut i = 0;
-        while i < 2 {
+        each!(i in 0..2 => {
             let channel = channel + 8 * i as u32;
             let (strides, element) = ((params.z_row, c.z_token), c.z_element);
             let z = span.at(params.layer.z, strides, t, hv * c.z_head + channel, element);
@@ -446,15 +392,11 @@ impl Scales {
                 let weight = params.layer.norm_weight + at;
                 scales.weight[i] = elements::load::<8>(weight, element, wide);
             }
-            i += 1;
-        }
+        });
         scales
     }
 
     /// Norms `o` of these channels by `size`, and stores it.
-    ///
-    /// # Safety
-    /// As [`Self::load`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store(
         &self,
@@ -465,23 +407,18 @@ impl Scales {
         o: &[f32; 16],
         size: f32,
     ) {
-        let mut i = 0;
-        while i < 2 {
+        each!(i in 0..2 => {
             let z = self.z[i].to_f32(c.z_element);
             let weight = self.weight[i].to_f32(c.norm_weight_element);
             let mut values = [0.0; 8];
-            let mut e = 0;
-            while e < 8 {
+            each!(e in 0..8 => {
                 let root_normed = o[8 * i + e] * size;
                 values[e] = weight[e] * root_normed * activate(c.norm_activation, z[e]);
-                e += 1;
-            }
+            });
             let channel = hv * c.o_head + channel + 8 * i as u32;
             let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
             let at = span.at(base, strides, t, channel, c.o_element);
-            // SAFETY: the caller's promise.
-            unsafe { elements::store(values, at, c.o_element, c.wide_io != 0) };
-            i += 1;
-        }
+            elements::store(values, at, c.o_element, c.wide_io != 0);
+        });
     }
 }

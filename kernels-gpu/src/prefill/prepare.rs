@@ -8,14 +8,14 @@
 //!     A_ts = β_t 2^(G_t − G_s) k̂_t·k̂_s   s < t        T = (I + A)⁻¹ diag(β)        P_ts = 2^(G_t − G_s) q̂_t·k̂_s   s ≤ t
 //! T is made as solve.rs says.
 
-use super::convolution::Inputs;
+use super::convolution::ConvInputs;
 use super::load::{self, Load, THREADS};
-use super::operands::{Place, Shared};
-use super::products::{MOST_TILES, Tile, Tiles};
-use super::rows::{Piece, Span};
+use super::operands::{SharedSink, Sink};
+use super::products::{Fragment, MOST_TILES, Tiles};
+use super::rows::{Chunk, Span};
 use super::solve::{SCRATCH_BYTES, Solver};
 use super::workspace::Operands;
-use super::{CHUNK, FACTOR_BYTES, FACTORS, P, anew, image_bytes};
+use super::{CHUNK, FACTOR_BYTES, FACTORS, P, image_bytes, opaque};
 use crate::constants::Element;
 use crate::device::float::{exp2, maximum, minimum, pack_f16x2};
 use crate::device::global::{load_b32, store_b128};
@@ -27,18 +27,19 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx};
 use crate::device::warpgroup::fence_shared;
+use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::gate;
 use crate::step::{Gate, PrefillParams, StepConstants};
 
 /// The log decays of a token are held above this power of two: the decay of a state is 0 from there on, and no sum of a
-/// piece's is −∞.
+/// chunk's is −∞.
 const LEAST: f32 = -127.0;
 /// Behind the scales of k and q, for each value head: sums of log decays, in powers of two, and β.
 const LOGS: u32 = 2 * FACTOR_BYTES;
 const BETAS: u32 = FACTOR_BYTES;
 const OF_HEAD: u32 = 2 * FACTOR_BYTES;
-/// Bytes of what is said of tokens.
+/// Bytes of the factors of tokens.
 pub const SCALE_BYTES: u32 = LOGS + 2 * OF_HEAD;
 
 /// Hands `f` the bytes of the image's 16-byte parts that are this thread's, of those of all [`THREADS`].
@@ -61,19 +62,19 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Of query/key head `h`, and `heads` value heads, of which `hv` is the warpgroup's. All [`super::load::THREADS`]
+    /// The unit of query/key head `h` and `heads` value heads, of which `hv` is the warpgroup's. All [`super::load::THREADS`]
     /// come; the image is at `image` in shared memory. The scratch, [`SCRATCH_BYTES`] for each value head, may be where
     /// the image is, if that is not wanted behind [`Self::give_heads`].
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; `piece` is of `span`; the image, the scratch and the scales are the block's
+    /// `params` and `c` describe live tensors; `chunk` is of `span`; the image, the scratch and the scales are the block's
     /// to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new<const K: u32>(
         c: &StepConstants,
         params: &PrefillParams,
-        (span, piece): (&Span, Piece),
-        (h, hv, inputs): (u32, u32, Inputs),
+        (span, chunk): (&Span, Chunk),
+        (h, hv, inputs): (u32, u32, ConvInputs),
         heads: u32,
         (image, scratch, scales): (u32, u32, u32),
     ) -> Self {
@@ -83,7 +84,7 @@ impl Unit {
             inputs,
             head: h,
             span,
-            piece,
+            chunk,
         };
         let k = (step.k, (params.k_row, c.k_token), h * c.k_head, c.k_element);
         let q = (step.q, (params.q_row, c.q_token), h * c.q_head, c.q_element);
@@ -97,13 +98,13 @@ impl Unit {
         // been there.
         unsafe {
             let says = says_gates();
-            let mut gates = RawGates::NONE;
+            let mut gates = RawChunkGates::NONE;
             if says {
-                gates = RawGates::load(c, params, (span, piece), hv);
+                gates = RawChunkGates::load(c, params, (span, chunk), hv);
             }
             if c.taps != 0 {
                 if says {
-                    unit.say(c, piece, gates);
+                    unit.say(c, chunk, gates);
                 }
                 load.stage::<K, 1>(image);
                 sync_threads();
@@ -113,17 +114,17 @@ impl Unit {
                 sync_threads();
                 let keys = load.scaled::<K, 0>(load.staged::<K>(image), true, scales);
                 sync_threads();
-                load.give::<K, 0>(keys, Shared(image));
-                load.give::<K, 1>(queries, Shared(image));
+                load.give::<K, 0>(keys, SharedSink(image));
+                load.give::<K, 1>(queries, SharedSink(image));
             } else {
                 // Both at once, where there are registers for both.
                 let (keys, comes_later) = (load.rows::<K>(k), q.3 == Element::F32 as u32);
-                let mut queries = load::NO_ROWS;
+                let mut queries = load::NO_RAW_CHANNELS;
                 if !comes_later {
                     queries = load.rows::<K>(q);
                 }
                 if says {
-                    unit.say(c, piece, gates);
+                    unit.say(c, chunk, gates);
                 }
                 load.place::<K, 0>(keys, k.3, (image, scales));
                 if comes_later {
@@ -146,7 +147,7 @@ impl Unit {
     pub unsafe fn of_convolved<const K: u32>(
         c: &StepConstants,
         params: &PrefillParams,
-        (span, piece): (&Span, Piece),
+        (span, chunk): (&Span, Chunk),
         hv: u32,
         heads: u32,
         (image, scratch, scales): (u32, u32, u32),
@@ -185,8 +186,8 @@ impl Unit {
                 store_shared_b32(unit.scales + byte, scale);
             }
             if says_gates() {
-                let gates = RawGates::load(c, params, (span, piece), hv);
-                unit.say(c, piece, gates);
+                let gates = RawChunkGates::load(c, params, (span, chunk), hv);
+                unit.say(c, chunk, gates);
             }
             if copies {
                 copy_bulk_wait(counter, 0);
@@ -204,28 +205,23 @@ impl Unit {
     /// # Safety
     /// The scales are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn say(&self, c: &StepConstants, piece: Piece, gates: RawGates) {
-        let gates = gates.sums(c, piece);
+    unsafe fn say(&self, c: &StepConstants, chunk: Chunk, gates: RawChunkGates) {
+        let gates = gates.sums(c, chunk);
         let place = self.logs(thread_idx_x() / 128) + 4 * lane_id();
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut half = 0;
-            while half < 2 {
-                let byte = place + 128 * half as u32;
-                store_shared_b32(byte, gates.logs[half].to_bits());
-                store_shared_b32(byte + BETAS, gates.betas[half].to_bits());
-                half += 1;
-            }
-        }
+        each!(half in 0..2 => {
+            let byte = place + 128 * half as u32;
+            store_shared_b32(byte, gates.logs[half].to_bits());
+            store_shared_b32(byte + BETAS, gates.betas[half].to_bits());
+        });
     }
 
-    /// Where the sums of log decays of a value head are.
+    /// Address of the sums of log decays of a value head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn logs(&self, head: u32) -> u32 {
         self.scales + LOGS + head * OF_HEAD
     }
 
-    /// Where A of a value head is solved.
+    /// The solver of a value head's A.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn solver(&self, head: u32) -> Solver {
         Solver(self.scratch + head * SCRATCH_BYTES)
@@ -255,7 +251,7 @@ impl Unit {
     /// # Safety
     /// As [`Self::new`]'s; the bytes of the heads are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn give_heads<const K: u32>(&self, c: &StepConstants, out: impl Place, behind: u32) {
+    pub unsafe fn give_heads<const K: u32>(&self, c: &StepConstants, out: impl Sink, behind: u32) {
         let tiles = Tiles::of_warp();
         let (group, own) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4);
         // SAFETY: the caller's promise; the image and what is said of tokens is behind a barrier.
@@ -267,10 +263,9 @@ impl Unit {
             // The image is read.
             sync_threads();
             self.weigh(tiles, products, (out, behind));
-            // Whether there is more to do is asked anew: else the assembler makes two barriers of one, one for each
-            // answer, which count as one, but not for synccheck.
+            // Whether there is more to do is asked of an opaque number (docs/compiler.md): else the barrier has two copies.
             sync_threads();
-            if anew(group) < self.heads {
+            if opaque(group) < self.heads {
                 let betas = Self::of_rows(self.logs(group) + BETAS, 16 * own + lane_id() / 4);
                 self.solver(group)
                     .solve(betas, self.scales, out.behind(group * behind));
@@ -295,57 +290,48 @@ impl Unit {
     unsafe fn weigh(
         &self,
         tiles: Tiles,
-        products: [[Tile; 2]; MOST_TILES],
-        (out, behind): (impl Place, u32),
+        products: [[Fragment; 2]; MOST_TILES],
+        (out, behind): (impl Sink, u32),
     ) {
         let (warp, row) = (thread_idx_x() / 32, tiles.row());
-        // SAFETY: the caller's promise.
-        unsafe {
-            let of_keys = Self::of_rows(self.scales, row);
-            let of_queries = Self::of_rows(self.scales + FACTOR_BYTES, row);
-            let mut head = 0;
-            while head < 2 {
-                if head < self.heads {
-                    let logs = Self::of_rows(self.logs(head), row);
-                    let betas = Self::of_rows(self.logs(head) + BETAS, row);
-                    let of_keys = [of_keys[0] * betas[0], of_keys[1] * betas[1]];
-                    let out = out.behind(head * behind);
-                    let mut tile = 0;
-                    while tile < MOST_TILES {
-                        if (tile as u32) < tiles.count {
-                            let s = tiles.column(tile);
-                            let [log, of_column] = [self.logs(head), self.scales]
-                                .map(|base| load_shared_b64(base + 4 * s).map(f32::from_bits));
-                            let (mut a, mut p) = ([0.0; 4], [0.0; 4]);
-                            let mut i = 0;
-                            while i < 4 {
-                                let (half, e) = (i / 2, i % 2);
-                                // No more than 1 where s is behind t too.
-                                let decay = exp2(minimum(logs[half] - log[e], 0.0)) * of_column[e];
-                                let [k, q] = [products[tile][0][i], products[tile][1][i]];
-                                a[i] = k * (decay * of_keys[half]);
-                                p[i] = q * (decay * of_queries[half]);
-                                i += 1;
-                            }
-                            let of = (tiles.rows, tiles.first + tile as u32);
-                            self.solver(head).store_terms(of, a);
-                            Self::store_products(out, of, p);
-                        }
-                        tile += 1;
+        let of_keys = Self::of_rows(self.scales, row);
+        let of_queries = Self::of_rows(self.scales + FACTOR_BYTES, row);
+        each!(head in 0..2 => {
+            if head < self.heads {
+                let logs = Self::of_rows(self.logs(head), row);
+                let betas = Self::of_rows(self.logs(head) + BETAS, row);
+                let of_keys = [of_keys[0] * betas[0], of_keys[1] * betas[1]];
+                let out = out.behind(head * behind);
+                each!(tile in 0..MOST_TILES => {
+                    if (tile as u32) < tiles.count {
+                        let s = tiles.column(tile);
+                        let [log, of_column] = [self.logs(head), self.scales]
+                            .map(|base| load_shared_b64(base + 4 * s).map(f32::from_bits));
+                        let (mut a, mut p) = ([0.0; 4], [0.0; 4]);
+                        each!(i in 0..4 => {
+                            let (half, e) = (i / 2, i % 2);
+                            // No more than 1 where s is behind t too.
+                            let decay = exp2(minimum(logs[half] - log[e], 0.0)) * of_column[e];
+                            let [k, q] = [products[tile][0][i], products[tile][1][i]];
+                            a[i] = k * (decay * of_keys[half]);
+                            p[i] = q * (decay * of_queries[half]);
+                        });
+                        let of = (tiles.rows, tiles.first + tile as u32);
+                        self.solver(head).store_terms(of, a);
+                        Self::store_products(out, of, p);
                     }
-                    // Nothing of tokens s in the upper half of 32 tokens for those t in the lower.
-                    if warp < 2 {
-                        Self::store_products(out, (2 * warp, 4 * warp + 2), [0.0; 4]);
-                        Self::store_products(out, (2 * warp, 4 * warp + 3), [0.0; 4]);
-                    }
-                    // By a warp that has two tiles.
-                    if warp == 2 + 5 * head {
-                        self.give_factors(head, out);
-                    }
+                });
+                // Nothing of tokens s in the upper half of 32 tokens for those t in the lower.
+                if warp < 2 {
+                    Self::store_products(out, (2 * warp, 4 * warp + 2), [0.0; 4]);
+                    Self::store_products(out, (2 * warp, 4 * warp + 3), [0.0; 4]);
                 }
-                head += 1;
+                // By a warp that has two tiles.
+                if warp == 2 + 5 * head {
+                    self.give_factors(head, out);
+                }
             }
-        }
+        });
     }
 
     /// Stores P of a tile: of 16 tokens t and 8 tokens s.
@@ -353,27 +339,23 @@ impl Unit {
     /// # Safety
     /// The tile is the warp's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_products(out: impl Place, (t, s): (u32, u32), p: Tile) {
+    unsafe fn store_products(out: impl Sink, (t, s): (u32, u32), p: Fragment) {
         let of_tile = t / 2 * 2048 + s / 2 * 1024 + t % 2 * 512 + s % 2 * 128;
         let out = out.behind(P + of_tile + lane_id() / 4 * 16 + lane_id() % 4 * 4);
-        // SAFETY: the caller's promise.
-        unsafe {
-            out.store_b32(0, pack_f16x2(p[0], p[1]));
-            out.store_b32(256, pack_f16x2(p[2], p[3]));
-        }
+        out.store_b32(0, pack_f16x2(p[0], p[1]));
+        out.store_b32(256, pack_f16x2(p[2], p[3]));
     }
 
     /// The factors, by one warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_factors(&self, head: u32, out: impl Place) {
+    unsafe fn give_factors(&self, head: u32, out: impl Sink) {
         let lane = lane_id();
         // SAFETY: the caller's promise; what is said of tokens was stored before a barrier.
         unsafe {
             let load = |base: u32, token: u32| f32::from_bits(load_shared_b32(base + 4 * token));
             let last = load(self.logs(head), CHUNK - 1);
             let out = out.behind(FACTORS + 4 * lane);
-            let mut half = 0;
-            while half < 2 {
+            each!(half in 0..2 => {
                 let token = lane + 32 * half;
                 let log = load(self.logs(head), token);
                 let (k, q) = (
@@ -385,8 +367,7 @@ impl Unit {
                 out.store_b32(byte, (decay * k).to_bits());
                 out.store_b32(byte + FACTOR_BYTES, (decay * q).to_bits());
                 out.store_b32(byte + 2 * FACTOR_BYTES, (exp2(last - log) * k).to_bits());
-                half += 1;
-            }
+            });
             // The whole line, so that no copy of it takes what nobody wrote.
             out.store_b32(3 * FACTOR_BYTES, exp2(last).to_bits());
         }
@@ -400,16 +381,16 @@ fn says_gates() -> bool {
     warp == 1 || warp == 6
 }
 
-/// The gates of a piece's tokens and a value head as they lie in memory: a lane has those of tokens `lane_id()` and 32 more.
+/// The gates of a chunk's tokens and a value head as they lie in memory: a lane has those of tokens `lane_id()` and 32 more.
 #[derive(Clone, Copy)]
-pub struct RawGates {
+pub struct RawChunkGates {
     g: [elements::Raw<1>; 2],
     b: [elements::Raw<1>; 2],
     a_log: f32,
     dt_bias: f32,
 }
 
-impl RawGates {
+impl RawChunkGates {
     /// Of nothing.
     const NONE: Self = Self {
         g: [elements::Raw([0]); 2],
@@ -426,12 +407,12 @@ impl RawGates {
     pub unsafe fn load(
         c: &StepConstants,
         params: &PrefillParams,
-        (span, piece): (&Span, Piece),
+        (span, chunk): (&Span, Chunk),
         hv: u32,
     ) -> Self {
         // SAFETY: the caller's promise; tokens that are not there are the first instead.
         unsafe {
-            let place = |token: u32| piece.start + if token < piece.count { token } else { 0 };
+            let place = |token: u32| chunk.start + if token < chunk.count { token } else { 0 };
             let first = Self::of_token(c, params, span, place(lane_id()), hv);
             let second = Self::of_token(c, params, span, place(lane_id() + 32), hv);
             Self {
@@ -493,14 +474,14 @@ impl RawGates {
 
     /// Their sums. Tokens that are not there neither decay nor write. All lanes of the warp come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn sums(&self, c: &StepConstants, piece: Piece) -> Gates {
+    fn sums(&self, c: &StepConstants, chunk: Chunk) -> ChunkGates {
         let lane = lane_id();
         let mut logs = [0.0f32; 2];
         let mut betas = [0.0f32; 2];
         let mut half = 0;
         while half < 2 {
             let (log, beta) = self.values(c, half);
-            if lane + 32 * (half as u32) < piece.count {
+            if lane + 32 * (half as u32) < chunk.count {
                 logs[half] = maximum(log * core::f32::consts::LOG2_E, LEAST);
                 betas[half] = beta;
             }
@@ -515,7 +496,7 @@ impl RawGates {
             step *= 2;
         }
         logs[1] += warp_shuffle_idx(logs[0], 31);
-        Gates { logs, betas }
+        ChunkGates { logs, betas }
     }
 }
 
@@ -532,11 +513,11 @@ pub unsafe fn gates_of(
     hv: u32,
 ) -> (f32, f32) {
     // SAFETY: the caller's promise.
-    unsafe { RawGates::of_token(c, params, span, t, hv) }.values(c, 0)
+    unsafe { RawChunkGates::of_token(c, params, span, t, hv) }.values(c, 0)
 }
 
-/// The gates of a piece's tokens: a lane has those of tokens `lane_id()` and 32 more.
-struct Gates {
+/// The gates of a chunk's tokens: a lane has those of tokens `lane_id()` and 32 more.
+struct ChunkGates {
     /// Sums of log decays up to the token, in powers of two.
     logs: [f32; 2],
     betas: [f32; 2],

@@ -5,14 +5,15 @@ use super::{CHUNK, QUERIES};
 use crate::device::shared::load_matrices;
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, mma_m16n8k16_f16};
+use crate::math::each::each;
 
 /// Most tiles of a warp.
 pub const MOST_TILES: usize = 3;
 /// Bytes of an image from 8 channels to the next.
 const CHANNELS: u32 = 2048;
 
-/// Of a tile, rows t and t + 8 of two tokens s each: what a lane has of 16 · 8 products.
-pub type Tile = [f32; 4];
+/// A lane's sums of a tile of 16 · 8 products: rows t and t + 8, two tokens s of each.
+pub type Fragment = [f32; 4];
 
 /// The tiles of a warp: of block `rows` of 16 tokens t, and of `count` blocks of 8 tokens s from `first` on.
 #[derive(Clone, Copy)]
@@ -26,7 +27,7 @@ pub struct Tiles {
 }
 
 impl Tiles {
-    /// Those of this thread's warp, of eight: the blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. The
+    /// The tiles of this thread's warp, one of eight: the blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. The
     /// warps of an SM's quarter, n and n + 4, have five.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_warp() -> Self {
@@ -56,12 +57,12 @@ impl Tiles {
         8 * (self.first + tile as u32) + lane_id() % 4 * 2
     }
 
-    /// Of each tile those of k and of q; 0 where s is behind t, and of k at it.
+    /// The products of k and of q of each tile; 0 where s > t, and of k where s = t.
     ///
     /// # Safety
     /// The image is in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn products<const K: u32>(self, image: u32) -> [[Tile; 2]; MOST_TILES] {
+    pub unsafe fn products<const K: u32>(self, image: u32) -> [[Fragment; 2]; MOST_TILES] {
         // SAFETY: the caller's promise.
         let mut products = unsafe {
             if self.count == 3 {
@@ -70,11 +71,9 @@ impl Tiles {
                 self.multiply::<K, 2>(image)
             }
         };
-        let mut tile = 0;
-        while tile < MOST_TILES {
+        each!(tile in 0..MOST_TILES => {
             if self.is_diagonal(tile) {
-                let mut i = 0;
-                while i < 4 {
+                each!(i in 0..4 => {
                     let t = self.row() + 8 * (i as u32 / 2);
                     let s = self.column(tile) + i as u32 % 2;
                     if s >= t {
@@ -83,11 +82,9 @@ impl Tiles {
                     if s > t {
                         products[tile][1][i] = 0.0;
                     }
-                    i += 1;
-                }
+                });
             }
-            tile += 1;
-        }
+        });
         products
     }
 
@@ -99,7 +96,7 @@ impl Tiles {
     unsafe fn multiply<const K: u32, const TILES: usize>(
         self,
         image: u32,
-    ) -> [[Tile; 2]; MOST_TILES] {
+    ) -> [[Fragment; 2]; MOST_TILES] {
         let (matrix, line) = (lane_id() / 8, lane_id() % 8);
         let left = image + matrix / 2 * CHANNELS + (16 * self.rows + matrix % 2 * 8 + line) * 16;
         let right = image + matrix * CHANNELS + (8 * self.first + line) * 16;
@@ -110,12 +107,10 @@ impl Tiles {
             let mut tile = 0;
             while tile < TILES {
                 let byte = channels * CHANNELS + tile as u32 * 128;
-                // SAFETY: the caller's promise.
-                tokens[tile] = unsafe { load_matrices(right + byte) };
+                tokens[tile] = load_matrices(right + byte);
                 tile += 1;
             }
-            let mut half = 0;
-            while half < 2 {
+            each!(half in 0..2 => {
                 let byte = (channels + 2 * half as u32) * CHANNELS;
                 // SAFETY: as above.
                 let (keys, queries) = unsafe {
@@ -131,8 +126,7 @@ impl Tiles {
                     sums[tile][1] = mma_m16n8k16_f16(queries, right, sums[tile][1]);
                     tile += 1;
                 }
-                half += 1;
-            }
+            });
             channels += 4;
         }
         sums

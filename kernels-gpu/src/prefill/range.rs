@@ -2,16 +2,17 @@
 //! warp has 16 rows of the state, and looks at its R of every token of a chunk. From the first token that f16 does not
 //! hold well, the warp works its rows token by token in f32 ([`super::chain`]).
 //!
-//! The preparation bounds what the triangular system amplifies: Σ |T_ts| of a token, over each block of 16 tokens s, times the
+//! The intra-chunk pass bounds what the triangular system amplifies: Σ |T_ts| of a token, over each block of 16 tokens s, times the
 //! scale of k is below [`MOST_GAIN`] / 4, or the token's factor of S k̂ᵀ is NaN ([`super::solve`]). So is R of that token then. With |R| below
 //! `LARGEST` neither δ nor what δ becomes for the state reaches 65,504.
 //!
 //! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output
 //! depends on later tokens.
 
-use super::{CHUNK, anew, of_lane, of_warp};
+use super::{CHUNK, of_lane, of_warp, opaque};
 use crate::device::float::{add_f16x2, fma_f16x2, larger_f16x2, pack_f16x2};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuffle_xor};
+use crate::math::each::each;
 use crate::math::power;
 
 /// Most of Σ_s |T_ts| times half the scale of k: with `LARGEST`, 768 · 40 · 2 < 65,504.
@@ -48,7 +49,7 @@ fn at_least(magnitudes: u32, least: u32) -> u32 {
 /// warp come.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn own_token() -> u32 {
-    anew(lane_id()) % 4 * 2
+    opaque(lane_id()) % 4 * 2
 }
 
 /// Σ x² over a thread's words, half by half, in f16: infinite or NaN where an |x| is 256 or more, or NaN.
@@ -56,11 +57,7 @@ fn own_token() -> u32 {
 fn squares(words: &[u32; 16]) -> u32 {
     // Two sums, neither of which waits for the last of the other.
     let mut sums = [0; 2];
-    let mut i = 0;
-    while i < 16 {
-        sums[i % 2] = fma_f16x2(words[i], words[i], sums[i % 2]);
-        i += 1;
-    }
+    each!(i in 0..16 => sums[i % 2] = fma_f16x2(words[i], words[i], sums[i % 2]));
     add_f16x2(sums[0], sums[1])
 }
 
@@ -77,7 +74,7 @@ pub fn may_be_large(r: &[u32; 16]) -> bool {
     at_least(squares(r) & !SIGNS, INFINITE) != 0
 }
 
-/// The first token of the piece whose R f16 does not hold, of the warp's 16 rows, with the state `s` of before the piece,
+/// The first token of the chunk whose R f16 does not hold, of the warp's 16 rows, with the state `s` of before the chunk,
 /// which may be [small](is_small); [`CHUNK`] if there is none, as there is none where no thread's R
 /// [may be large](may_be_large) and the state is not small. R of that token and of those behind it becomes 0. All lanes of
 /// the warp come, and have the answer.
@@ -98,7 +95,7 @@ pub fn first_outside<const K: u32>(
     first
 }
 
-/// Whether f16 holds the R of every token of the piece, of the warp's 16 rows; or whether [`search`] has to look. All
+/// Whether f16 holds the R of every token of the chunk, of the warp's 16 rows; or whether [`search`] has to look. All
 /// lanes of the warp come, and have the answer.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn holds(r: &[u32; 16], is_small: bool, count: u32) -> bool {
@@ -119,13 +116,11 @@ fn holds(r: &[u32; 16], is_small: bool, count: u32) -> bool {
     }
     if count < CHUNK {
         let own = own_token();
-        let mut j = 0;
-        while j < 8 {
+        each!(j in 0..8 => {
             let token = 8 * j + own;
             tokens |= ((token >= count) as u32) << (15 - j);
             tokens |= ((token + 1 >= count) as u32) << (31 - j);
-            j += 1;
-        }
+        });
     }
     let is_outside = (is_small && tokens != both(0xff00)) || at_least(large, LARGEST) != 0;
     warp_ballot(is_outside) == 0
@@ -161,14 +156,12 @@ fn largest_of_rows(o: [f32; 2], size: f32) -> u32 {
 /// The token that [`first_outside`] looks for.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
-    let lane = anew(lane_id());
+    let lane = opaque(lane_id());
     let mut state = 0;
-    let mut i = 0;
-    while i < K as usize / 2 {
+    each!(i in 0..K as usize / 2 => {
         let magnitude = s[i].to_bits() & 0x7fff_ffff;
         state = if magnitude > state { magnitude } else { state };
-        i += 1;
-    }
+    });
     let mut mask = 1;
     while mask < 32 {
         state = maximum_of_lanes(state, mask);
@@ -177,8 +170,7 @@ fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
     let is_small = state < SMALL_STATE.to_bits();
     // Lane l gets tokens l and l + 32.
     let mut own = [0; 2];
-    let mut j = 0;
-    while j < 8 {
+    each!(j in 0..8 => {
         let mut word = larger_f16x2(r[2 * j], r[2 * j + 1]);
         mask = 4;
         while mask < 32 {
@@ -194,19 +186,16 @@ fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
         if lane / 8 == j as u32 % 4 {
             own[j / 4] = half;
         }
-        j += 1;
-    }
+    });
     // The largest up to each token.
     let mut step = 1;
     while step < 32 {
         let before = own.map(|x| of_lane(x, (lane + 32 - step) % 32));
-        let mut half = 0;
-        while half < 2 {
+        each!(half in 0..2 => {
             if lane >= step && before[half] > own[half] {
                 own[half] = before[half];
             }
-            half += 1;
-        }
+        });
         step *= 2;
     }
     let before = of_lane(own[0], 31);
@@ -230,15 +219,13 @@ fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clear_from(words: &mut [u32; 16], first: u32) {
     let own = own_token();
-    let mut j = 0;
-    while j < 8 {
+    each!(j in 0..8 => {
         let token = 8 * j as u32 + own;
         let low = if token < first { 0xffff } else { 0 };
         let high = if token + 1 < first { 0xffff_0000 } else { 0 };
         words[2 * j] &= low | high;
         words[2 * j + 1] &= low | high;
-        j += 1;
-    }
+    });
 }
 
 /// Whether f16 holds o times `size` of all tokens; not always where one is 256 or more. All lanes of the warp come, and have
@@ -259,24 +246,21 @@ pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32,
     let own = own_token();
     let token = |i: usize| 8 * (i as u32 / 2) + own + i as u32 % 2;
     let mut first = first;
-    let mut i = 0;
-    while i < 16 {
+    each!(i in 0..16 => {
         let at = 4 * (i / 2) + i % 2;
         // One token after the other: all at once take registers that there are not.
         sync_warp(FULL_MASK);
         if largest_of_rows([o[at], o[at + 2]], size) > MOST && token(i) < first {
             first = token(i);
         }
-        i += 1;
-    }
+    });
     let mut mask = 1;
     while mask < 4 {
         let other = warp_shuffle_xor(f32::from_bits(first), mask).to_bits();
         first = if other < first { other } else { first };
         mask *= 2;
     }
-    i = 0;
-    while i < 16 {
+    each!(i in 0..16 => {
         let at = 4 * (i / 2) + i % 2;
         sync_warp(FULL_MASK);
         let (scaled, back) = scale_token([o[at], o[at + 2]], size);
@@ -286,8 +270,7 @@ pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32,
                 give(token(i), back);
             }
         }
-        i += 1;
-    }
+    });
     first
 }
 

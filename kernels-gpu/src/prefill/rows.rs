@@ -1,4 +1,4 @@
-//! Which tokens are a row's, and which of them are a piece's.
+//! Which tokens are a row's, and which of them are a chunk's.
 
 use super::{CHUNK, of_lane, units};
 use crate::device::warp::{lane_id, warp_ballot, warp_shuffle_idx};
@@ -26,7 +26,7 @@ pub struct Span {
 
 /// Consecutive tokens of a row.
 #[derive(Clone, Copy)]
-pub struct Piece {
+pub struct Chunk {
     /// The first.
     pub start: u32,
     /// How many.
@@ -34,7 +34,7 @@ pub struct Piece {
 }
 
 impl Span {
-    /// Of no row.
+    /// The span of no row.
     const NONE: Self = Self {
         b: 0,
         count: 0,
@@ -44,10 +44,7 @@ impl Span {
         live: false,
     };
 
-    /// Of row `b`.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
+    /// Loads the span of row `b`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &PrefillParams, b: u32) -> Self {
         let step = &params.layer.step;
@@ -76,7 +73,7 @@ impl Span {
         }
     }
 
-    /// That of a lane, a row's that is there, whose count is not 0. All lanes of the warp come.
+    /// The span of another lane, of a row that is there and has tokens. All lanes of the warp come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_lane(&self, c: &StepConstants, params: &PrefillParams, lane: u32) -> Self {
         let b = of_lane(self.b, lane);
@@ -127,7 +124,7 @@ impl Span {
         self.position as u32 % CHUNK
     }
 
-    /// Whether token `t`, the first or the last, is a piece of its own.
+    /// Whether token `t`, the first or the last, is a chunk of its own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_by_itself(&self, t: u32) -> bool {
         let place = (self.phase() + t) % CHUNK;
@@ -138,48 +135,48 @@ impl Span {
         begins && ends
     }
 
-    /// The unit of the first piece from `j` on that may have one.
+    /// The unit of the first chunk from `j` on that may have one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit_from(&self, j: u32) -> u64 {
         self.units + j.saturating_sub(self.skipped()) as u64
     }
 
-    /// Piece `j`; empty behind the last.
+    /// Chunk `j`; empty behind the last.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn piece(&self, j: u32) -> Piece {
+    pub fn chunk(&self, j: u32) -> Chunk {
         let edge = |j: u32| (j * CHUNK).saturating_sub(self.phase()).min(self.count);
-        Piece {
+        Chunk {
             start: edge(j),
             count: edge(j + 1) - edge(j),
         }
     }
 
-    /// Whether the first piece is a single token before an edge, and so no unit.
+    /// Whether the first chunk is a single token before an edge, and so no unit.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn skipped(&self) -> u32 {
         (self.phase() == CHUNK - 1) as u32
     }
 
-    /// The unit of piece `j`, which has one.
+    /// The unit of chunk `j`, which has one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit(&self, j: u32) -> u64 {
         self.units + (j - self.skipped()) as u64
     }
 
-    /// The unit of a piece that has one.
+    /// The unit of a chunk that has one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn unit_of(&self, piece: Piece) -> u64 {
-        self.unit((self.phase() + piece.start) / CHUNK)
+    pub fn unit_of(&self, chunk: Chunk) -> u64 {
+        self.unit((self.phase() + chunk.start) / CHUNK)
     }
 
-    /// The piece whose unit this is, if it is of this row.
+    /// The chunk whose unit this is, if it is of this row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn piece_of(&self, unit: u64) -> Option<u32> {
+    fn chunk_of(&self, unit: u64) -> Option<u32> {
         let j = unit
             .wrapping_sub(self.units)
             .wrapping_add(self.skipped() as u64);
-        let pieces = (self.count as u64 + self.phase() as u64).div_ceil(CHUNK as u64);
-        (unit >= self.units && j < pieces && self.piece(j as u32).count > 1).then_some(j as u32)
+        let chunks = (self.count as u64 + self.phase() as u64).div_ceil(CHUNK as u64);
+        (unit >= self.units && j < chunks && self.chunk(j as u32).count > 1).then_some(j as u32)
     }
 
     /// How many units it has.
@@ -217,21 +214,17 @@ pub fn long([low, high]: [u32; 2]) -> u64 {
 /// Most rows whose blocks come in an order of their own, where all of them are a chain's.
 const MOST_IN_TURN: u32 = 1024;
 
-/// Of a turn that no row has. An `Option` of it, in a loop, has the compiler leave constants in memory.
+/// The row of a turn that has none. A number in place of an `Option`: docs/compiler.md, One value, not two.
 pub const NO_ROW: u32 = u32::MAX;
 
 /// The row that the turn is of, if there is one: of packed rows those of more tokens than the mean come first, since what takes
 /// longest is to begin first; else all are in order. Where rows of one token are another launch's, only those of more have a
 /// turn. Each warp looks for itself.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) -> u32 {
     let rows = params.rows;
     if params.has_singles != 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { nth_row(c, params, true, turn) };
+        return nth_row(c, params, true, turn);
     }
     if turn >= rows {
         return NO_ROW;
@@ -242,8 +235,7 @@ pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) 
     let mut longer = 0;
     let mut first = 0;
     while first < rows {
-        // SAFETY: the caller's promise.
-        longer += unsafe { longer_rows(c, params, first) }.count_ones();
+        longer += longer_rows(c, params, first).count_ones();
         first += 32;
     }
     if longer == 0 || longer == rows {
@@ -259,9 +251,6 @@ pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) 
 }
 
 /// The row before which there are so many of the longer ones, or of the others.
-///
-/// # Safety
-/// As [`row_in_turn`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn nth_row(
     c: &StepConstants,
@@ -272,8 +261,7 @@ unsafe fn nth_row(
     let rows = params.rows;
     let mut first = 0;
     while first < rows {
-        // SAFETY: the caller's promise.
-        let longer = unsafe { longer_rows(c, params, first) };
+        let longer = longer_rows(c, params, first);
         let there = u32::MAX >> (32 - (rows - first).min(32));
         let mut those = if is_longer { longer } else { there & !longer };
         let count = those.count_ones();
@@ -300,8 +288,7 @@ unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> 
     let b = first + lane_id();
     let mut longer = false;
     if b < params.rows {
-        // SAFETY: the caller's promise.
-        let span = unsafe { Span::load(c, params, b) };
+        let span = Span::load(c, params, b);
         let total = params.layer.step.total_tokens as u64;
         longer = if params.has_singles != 0 {
             span.count > 1
@@ -312,20 +299,16 @@ unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> 
     warp_ballot(longer)
 }
 
-/// The row that has this place of a unit in the workspace, and its piece; places between rows are nobody's. Each warp looks for
+/// The row that has this place of a unit in the workspace, and its chunk; places between rows are nobody's. Each warp looks for
 /// itself.
 ///
-/// For KDA's preparation, in place of [`row_of`]: behind that one the assembler loads two runs of log decays where they
+/// For KDA's intra-chunk pass, in place of [`row_of`]: behind that one ptxas loads two runs of log decays where they
 /// are used first, behind products (8x1024: +8 %).
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Option<(Span, u32)> {
     if params.rows == 1 {
-        // SAFETY: the caller's promise.
-        let span = unsafe { Span::load(c, params, 0) };
-        return span.piece_of(unit).map(|j| (span, j));
+        let span = Span::load(c, params, 0);
+        return span.chunk_of(unit).map(|j| (span, j));
     }
     let mut first = 0;
     while first < params.rows {
@@ -333,9 +316,8 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
         // A row and one: more than a grid has are exact in f32.
         let mut found = [0.0f32];
         if b < params.rows {
-            // SAFETY: the caller's promise.
-            let span = unsafe { Span::load(c, params, b) };
-            if span.piece_of(unit).is_some() {
+            let span = Span::load(c, params, b);
+            if span.chunk_of(unit).is_some() {
                 found = [(b + 1) as f32];
             }
         }
@@ -343,18 +325,15 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
         if found != 0.0 {
             // SAFETY: as above.
             let span = unsafe { Span::load(c, params, found as u32 - 1) };
-            return span.piece_of(unit).map(|j| (span, j));
+            return span.chunk_of(unit).map(|j| (span, j));
         }
         first += 32;
     }
     None
 }
 
-/// The row that the `n`-th of all units is of, or that from the last one on, and its piece: whose place in the workspace is
+/// The row that the `n`-th of all units is of, or that from the last one on, and its chunk: whose place in the workspace is
 /// [`Span::unit`]'s. Each warp looks for itself.
-///
-/// # Safety
-/// `params` and `c` describe live tensors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_of<const FROM_LAST: bool>(
     c: &StepConstants,
@@ -376,8 +355,7 @@ pub unsafe fn row_of<const FROM_LAST: bool>(
                 } else {
                     first + lane
                 };
-                // SAFETY: the caller's promise.
-                span = unsafe { Span::load(c, params, b) };
+                span = Span::load(c, params, b);
             }
             let count = span.count_of_units();
             let mut sum = count;
@@ -410,5 +388,5 @@ pub unsafe fn row_of<const FROM_LAST: bool>(
         return Some((span, j + span.skipped()));
     }
     let j = n + span.skipped();
-    (span.piece(j).count > 1).then_some((span, j))
+    (span.chunk(j).count > 1).then_some((span, j))
 }

@@ -1,12 +1,12 @@
-//! A piece of one token: what a decode does with an f32 state, sum by sum in its order, from a state that lies as
+//! A chunk of one token: what a decode does with an f32 state, sum by sum in its order, from a state that lies as
 //! [`super::state::Places`] has it.
 //!
 //! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest
 //! lanes first; of K = 96 four lanes, l of which has channels 16 i + 4 l .. 16 i + 4 l + 4, i = 0 .. 6. V-last: pairs
 //! of channels, then neighbours first.
 
-use super::anew;
-use super::convolution::{Inputs, channel_of, channel_of_values};
+use super::convolution::{ConvInputs, channel_of, channel_of_values};
+use super::opaque;
 use super::rows::Span;
 use crate::constants::Element;
 use crate::device::float::fma;
@@ -14,11 +14,12 @@ use crate::device::shared::{load_shared_b32, store_shared_b32};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, load, load_one};
 use crate::math::gate;
 use crate::math::range::{SMALL, power_for, times};
 use crate::math::reduce::{add_dot, butterfly_sum, dot, pairwise_sum};
-use crate::recurrent::tokens::{gate_row, load_a_log, log_decay};
+use crate::recurrent::gates::{gate_row, load_a_log, log_decay};
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
 
@@ -68,34 +69,26 @@ impl<'a> Source<'a> {
     pub unsafe fn load<const N: usize>(self, first: u32) -> [f32; N] {
         let address = self.address + (first * elements::bytes_of(self.element)) as u64;
         let wide = self.with.0.wide_io != 0;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.with.0.taps != 0 {
-                let mut values = [0.0; N];
-                let mut i = 0;
-                while i < N {
-                    let place = self.staged + 4 * (first + i as u32);
-                    values[i] = f32::from_bits(load_shared_b32(place));
-                    i += 1;
-                }
-                return values;
-            }
-            load::<N>(address, self.element, wide).to_f32(self.element)
+        if self.with.0.taps != 0 {
+            let mut values = [0.0; N];
+            each!(i in 0..N => {
+                let place = self.staged + 4 * (first + i as u32);
+                values[i] = f32::from_bits(load_shared_b32(place));
+            });
+            return values;
         }
+        load::<N>(address, self.element, wide).to_f32(self.element)
     }
 
     /// This thread's channels 8 j + 2 c and the next, times `by`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn own<const K: u32>(self, by: f32) -> [f32; 32] {
         let mut own = [0.0; 32];
-        let first = anew(lane_id() % 4 * 2);
-        let mut j = 0;
-        while j < K as usize / 8 {
-            // SAFETY: the caller's promise.
-            let pair: [f32; 2] = unsafe { self.load::<2>(8 * j as u32 + first) };
+        let first = opaque(lane_id() % 4 * 2);
+        each!(j in 0..K as usize / 8 => {
+            let pair: [f32; 2] = self.load::<2>(8 * j as u32 + first);
             [own[2 * j], own[2 * j + 1]] = times(pair, by);
-            j += 1;
-        }
+        });
         own
     }
 }
@@ -129,11 +122,7 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
             }
             while count > 1 {
                 count /= 2;
-                let mut j = 0;
-                while j < count {
-                    parts[j] = parts[2 * j] + parts[2 * j + 1];
-                    j += 1;
-                }
+                each!(j in 0..count => parts[j] = parts[2 * j] + parts[2 * j + 1]);
             }
             sums[half] = parts[0];
         } else {
@@ -152,11 +141,7 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
             }
             while count > 1 {
                 count /= 2;
-                let mut j = 0;
-                while j < count {
-                    parts[j] += parts[j + count];
-                    j += 1;
-                }
+                each!(j in 0..count => parts[j] += parts[j + count]);
             }
             // The lanes with an odd c have whole runs.
             let sum = parts[0] + warp_shuffle_xor(parts[0], 2);
@@ -182,8 +167,7 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
     }
     // A lane has two channels in each of two lanes, in every second of the twelve: lanes 0 and 1 in the even ones.
     let mut parts = [0.0f32; 2];
-    let mut j = 0;
-    while j < 12 {
+    each!(j in 0..12 => {
         let (s, x) = at(j);
         let more = |sum: f32| fma(s[1], x[1], fma(s[0], x[0], sum));
         let before = if j < 2 {
@@ -192,8 +176,7 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
             warp_shuffle_xor(parts[j % 2], 1)
         };
         parts[j % 2] = more(warp_shuffle_xor(more(before), 1));
-        j += 1;
-    }
+    });
     // The lanes with an odd c have whole runs.
     let part = parts[0] + parts[1];
     let sum = part + warp_shuffle_xor(part, 2);
@@ -215,21 +198,18 @@ unsafe fn norms_of<const K: u32, const V_LAST: bool>(
     let mut powers = [1.0; 2];
     let mut round = 0;
     loop {
-        // SAFETY: the caller's promise.
-        let sums = unsafe { sums_of::<K, V_LAST>(of, lane, powers) };
+        let sums = sums_of::<K, V_LAST>(of, lane, powers);
         let is_finite = sums[0] < f32::INFINITY && sums[1] < f32::INFINITY;
         if !l2norm || round == 2 || (round == 0 && is_finite) {
             return (powers, sums);
         }
-        let mut i = 0;
-        while i < 2 {
+        each!(i in 0..2 => {
             if round == 1 && powers[i] == SMALL {
                 powers[i] = power_for(f32::INFINITY, sums[i]);
             } else if sums[i] == f32::INFINITY {
                 powers[i] = SMALL;
             }
-            i += 1;
-        }
+        });
         round += 1;
     }
 }
@@ -244,29 +224,26 @@ unsafe fn sums_of<const K: u32, const V_LAST: bool>(
     lane: u32,
     powers: [f32; 2],
 ) -> [f32; 3] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if const { K == 96 } {
-            return sums_of_k96::<V_LAST>([k, q], lane, powers);
-        }
-        if V_LAST {
-            let (k, q) = if K == 128 {
-                (k.load::<4>(4 * lane), q.load::<4>(4 * lane))
-            } else {
-                let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
-                (pad(k.load::<2>(2 * lane)), pad(q.load::<2>(2 * lane)))
-            };
-            let (k, q) = (times(k, powers[0]), times(q, powers[1]));
-            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
+    if const { K == 96 } {
+        return sums_of_k96::<V_LAST>([k, q], lane, powers);
+    }
+    if V_LAST {
+        let (k, q) = if K == 128 {
+            (k.load::<4>(4 * lane), q.load::<4>(4 * lane))
         } else {
-            let lane = lane % (K / 8);
-            let both = |x: Source, by: f32| {
-                let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
-                times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
-            };
-            let (k, q) = (both(k, powers[0]), both(q, powers[1]));
-            butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, K / 8)
-        }
+            let pad = |[x, y]: [f32; 2]| [x, y, 0.0, 0.0];
+            (pad(k.load::<2>(2 * lane)), pad(q.load::<2>(2 * lane)))
+        };
+        let (k, q) = (times(k, powers[0]), times(q, powers[1]));
+        butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
+    } else {
+        let lane = lane % (K / 8);
+        let both = |x: Source, by: f32| {
+            let (a, b) = (x.load::<4>(4 * lane), x.load::<4>(K / 2 + 4 * lane));
+            times([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], by)
+        };
+        let (k, q) = (both(k, powers[0]), both(q, powers[1]));
+        butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, K / 8)
     }
 }
 
@@ -283,24 +260,19 @@ unsafe fn sums_of_k96<const V_LAST: bool>(
     let (count, step) = if V_LAST { (1, 0) } else { (6, 16) };
     let first = if V_LAST { 4 * lane } else { 4 * (lane % 4) };
     let mut sums = [0.0; 3];
-    let mut i = 0;
-    while i < count {
+    each!(i in 0..count => {
         let (mut own_k, mut own_q) = ([0.0; 4], [0.0; 4]);
         // Of V-last, eight lanes have none.
         if first < 96 {
-            // SAFETY: the caller's promise.
-            unsafe {
-                own_k = times(k.load::<4>(first + step * i), powers[0]);
-                own_q = times(q.load::<4>(first + step * i), powers[1]);
-            }
+            own_k = times(k.load::<4>(first + step * i), powers[0]);
+            own_q = times(q.load::<4>(first + step * i), powers[1]);
         }
         sums = [
             add_dot(sums[0], own_k, own_k),
             add_dot(sums[1], own_q, own_q),
             add_dot(sums[2], own_k, own_q),
         ];
-        i += 1;
-    }
+    });
     butterfly_sum(sums, 1, if V_LAST { 32 } else { 4 })
 }
 
@@ -317,12 +289,12 @@ pub const fn staged_bytes(k: u32) -> u32 {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn stage<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
-    (span, inputs): (&Span, Inputs),
+    (span, inputs): (&Span, ConvInputs),
     (h, t): (u32, u32),
     staged: u32,
     threads: u32,
 ) {
-    let mut i = anew(thread_idx_x());
+    let mut i = opaque(thread_idx_x());
     while i < 2 * K {
         let channel = channel_of(c, i / K, h, K) + i % K;
         // SAFETY: the caller's promise.
@@ -354,31 +326,24 @@ unsafe fn decay_channels<const K: u32>(
 ) {
     let step = &params.layer.step;
     let (strides, element, wide) = ((params.g_row, c.g_token), c.g_element, c.wide_io != 0);
-    let own = anew(lane_id() % 4 * 2);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let a_log = load_a_log(c, step, of);
-        let mut j = 0;
-        while j < K as usize / 8 {
-            let channel = 8 * j as u32 + own;
-            let at = span.at(step.g, strides, t, of.hv * c.g_head + channel, element);
-            let x = load::<2>(at, element, wide).to_f32(element);
-            let mut dt_bias = [0.0f32; 2];
-            if c.has_dt_bias != 0 {
-                let at = step.dt_bias + 4 * (gate_row(c, of) * K + channel) as u64;
-                let element = Element::F32 as u32;
-                dt_bias = load::<2>(at, element, wide).to_f32(element);
-            }
-            let mut e = 0;
-            while e < 2 {
-                let decay = decay_of(c, x[e], a_log, dt_bias[e]);
-                s[4 * j + e] *= decay;
-                s[4 * j + 2 + e] *= decay;
-                e += 1;
-            }
-            j += 1;
+    let own = opaque(lane_id() % 4 * 2);
+    let a_log = load_a_log(c, step, of);
+    each!(j in 0..K as usize / 8 => {
+        let channel = 8 * j as u32 + own;
+        let at = span.at(step.g, strides, t, of.hv * c.g_head + channel, element);
+        let x = load::<2>(at, element, wide).to_f32(element);
+        let mut dt_bias = [0.0f32; 2];
+        if c.has_dt_bias != 0 {
+            let at = step.dt_bias + 4 * (gate_row(c, of) * K + channel) as u64;
+            let element = Element::F32 as u32;
+            dt_bias = load::<2>(at, element, wide).to_f32(element);
         }
-    }
+        each!(e in 0..2 => {
+            let decay = decay_of(c, x[e], a_log, dt_bias[e]);
+            s[4 * j + e] *= decay;
+            s[4 * j + 2 + e] *= decay;
+        });
+    });
 }
 
 /// v of token `t` and value head `hv`, in f32: of the channel that row `row` of the state is for.
@@ -388,21 +353,18 @@ unsafe fn decay_channels<const K: u32>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn value_of<const K: u32, const V: u32>(
     (c, params): (&StepConstants, &PrefillParams),
-    (span, inputs): (&Span, Inputs),
+    (span, inputs): (&Span, ConvInputs),
     t: u32,
     (hv, row): (u32, u32),
 ) -> f32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if c.taps != 0 {
-            let channel = channel_of_values::<K, V>(c, hv, V) + row;
-            return inputs.convolve((c, params), span, t, channel);
-        }
-        let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
-        let at = span.at(base, strides, t, hv * c.v_head + row, c.v_element);
-        let [v] = load_one(at, c.v_element).to_f32(c.v_element);
-        v
+    if c.taps != 0 {
+        let channel = channel_of_values::<K, V>(c, hv, V) + row;
+        return inputs.convolve((c, params), span, t, channel);
     }
+    let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
+    let at = span.at(base, strides, t, hv * c.v_head + row, c.v_element);
+    let [v] = load_one(at, c.v_element).to_f32(c.v_element);
+    v
 }
 
 /// Advances the rows by token `t`; `row` is the first of this thread's two rows of the state, `staged`
@@ -413,51 +375,44 @@ pub unsafe fn value_of<const K: u32, const V: u32>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn advance<const K: u32, const V: u32, const V_LAST: bool>(
     (c, params, per_channel): (&StepConstants, &PrefillParams, bool),
-    (span, inputs): (&Span, Inputs),
+    (span, inputs): (&Span, ConvInputs),
     of: Row,
     t: u32,
     s: &mut [f32; 64],
     (row, staged): (u32, u32),
 ) -> [f32; 2] {
-    // Else the compiler keeps all addresses from piece to piece.
-    let lane = anew(lane_id());
+    // Opaque (docs/compiler.md): addresses are not kept from chunk to chunk.
+    let lane = opaque(lane_id());
     let [k, q] = Source::of(((c, params), span), (of.h, t), (staged, K));
-    // SAFETY: the caller's promise.
-    unsafe {
-        let (powers, norms) = norms_of::<K, V_LAST>(c.l2norm != 0, [k, q], lane);
-        let gates = if per_channel {
-            let of = Row {
-                h: anew(of.h),
-                hv: anew(of.hv),
-                ..of
-            };
-            decay_channels::<K>((c, params), span, of, t, s);
-            (1.0, beta_of(c, params, span, (t, of.hv)))
-        } else {
-            let (log, beta) = gates_of(c, params, span, t, of.hv);
-            (gate::exp(log), beta)
+    let (powers, norms) = norms_of::<K, V_LAST>(c.l2norm != 0, [k, q], lane);
+    let gates = if per_channel {
+        let of = Row {
+            h: opaque(of.h),
+            hv: opaque(of.hv),
+            ..of
         };
-        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
-        let (k, q) = (k.own::<K>(powers[0]), q.own::<K>(powers[1]));
-        let sk = products::<K, V_LAST>(s, &k);
-        let sq = products::<K, V_LAST>(s, &q);
-        let mut o = [0.0; 2];
-        let mut half = 0;
-        while half < 2 {
-            let own = row + 8 * half as u32;
-            let v = value_of::<K, V>((c, params), (span, inputs), t, (of.hv, own));
-            let delta = factors.delta(v, sk[half]);
-            o[half] = factors.output(sq[half], delta);
-            let step = delta * factors.k;
-            let mut j = 0;
-            while j < K as usize / 8 {
-                let i = 4 * j + 2 * half;
-                s[i] = fma(step, k[2 * j], factors.decay * s[i]);
-                s[i + 1] = fma(step, k[2 * j + 1], factors.decay * s[i + 1]);
-                j += 1;
-            }
-            half += 1;
-        }
-        o
-    }
+        decay_channels::<K>((c, params), span, of, t, s);
+        (1.0, beta_of(c, params, span, (t, of.hv)))
+    } else {
+        let (log, beta) = gates_of(c, params, span, t, of.hv);
+        (gate::exp(log), beta)
+    };
+    let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
+    let (k, q) = (k.own::<K>(powers[0]), q.own::<K>(powers[1]));
+    let sk = products::<K, V_LAST>(s, &k);
+    let sq = products::<K, V_LAST>(s, &q);
+    let mut o = [0.0; 2];
+    each!(half in 0..2 => {
+        let own = row + 8 * half as u32;
+        let v = value_of::<K, V>((c, params), (span, inputs), t, (of.hv, own));
+        let delta = factors.delta(v, sk[half]);
+        o[half] = factors.output(sq[half], delta);
+        let step = delta * factors.k;
+        each!(j in 0..K as usize / 8 => {
+            let i = 4 * j + 2 * half;
+            s[i] = fma(step, k[2 * j], factors.decay * s[i]);
+            s[i + 1] = fma(step, k[2 * j + 1], factors.decay * s[i + 1]);
+        });
+    });
+    o
 }

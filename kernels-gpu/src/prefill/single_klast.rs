@@ -3,7 +3,7 @@
 //! 4 l on, and four from K/2 + 4 l on.
 
 use super::channels::beta_of;
-use super::convolution::{Inputs, channel_of_values};
+use super::convolution::{ConvInputs, channel_of_values};
 use super::prepare::gates_of;
 use super::rows::Span;
 use super::single::{Source, decay_of, stage, staged_bytes};
@@ -19,12 +19,13 @@ use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::layer::Place;
 use crate::layer::norm::{normed, squares, sum_of};
 use crate::math::delta_rule::Factors;
+use crate::math::each::each;
 use crate::math::elements::{self, load_one};
 use crate::math::gate;
 use crate::math::range::{SMALL, times};
 use crate::math::reduce::{butterfly_sum_pairs, dot};
+use crate::recurrent::gates::{gate_row, load_a_log};
 use crate::recurrent::klast::normable;
-use crate::recurrent::tokens::{gate_row, load_a_log};
 use crate::row::Row;
 use crate::state::{B16, F32, Head, StateElement};
 use crate::step::{PrefillParams, StepConstants};
@@ -39,8 +40,8 @@ pub const fn shared_bytes(k: u32, v: u32) -> u32 {
     128 + staged_bytes(k) + 4 * v + v / 4
 }
 
-/// What a lane has of its rows.
-type Rows = [[f32; 8]; MOST];
+/// 8 channels of each of a lane's rows.
+type StateRows = [[f32; 8]; MOST];
 
 /// Which rows and channels are a lane's.
 #[derive(Clone, Copy)]
@@ -76,21 +77,23 @@ impl<const K: u32> Own<K> {
     /// # Safety
     /// Where `live`, `head` is in global memory, and no other thread writes these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> Rows {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.state_f32 != 0 {
-                self.load_of::<F32>(c, head, live)
-            } else {
-                self.load_of::<B16>(c, head, live)
-            }
+    unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> StateRows {
+        if c.state_f32 != 0 {
+            self.load_of::<F32>(c, head, live)
+        } else {
+            self.load_of::<B16>(c, head, live)
         }
     }
 
     /// # Safety
     /// As [`Self::load`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_of<S: StateElement>(self, c: &StepConstants, head: Head, live: bool) -> Rows {
+    unsafe fn load_of<S: StateElement>(
+        self,
+        c: &StepConstants,
+        head: Head,
+        live: bool,
+    ) -> StateRows {
         let mut s = [[0.0; 8]; MOST];
         let mut i = 0;
         while live && i < 2 * Self::ROWS {
@@ -110,11 +113,7 @@ impl<const K: u32> Own<K> {
                     _ => [0, 2, 4, 6].map(|byte| of_b16(load_state_b16(at + byte, true).into())[0]),
                 }
             };
-            let mut e = 0;
-            while e < 4 {
-                s[i / 2][4 * (i % 2) + e] = four[e];
-                e += 1;
-            }
+            each!(e in 0..4 => s[i / 2][4 * (i % 2) + e] = four[e]);
             i += 1;
         }
         s
@@ -123,23 +122,19 @@ impl<const K: u32> Own<K> {
     /// # Safety
     /// `head` is in global memory, and no other thread touches these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store(self, c: &StepConstants, head: Head, s: &Rows) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.state_f32 != 0 {
-                self.store_of::<F32>(c, head, s);
-            } else {
-                self.store_of::<B16>(c, head, s);
-            }
+    unsafe fn store(self, c: &StepConstants, head: Head, s: &StateRows) {
+        if c.state_f32 != 0 {
+            self.store_of::<F32>(c, head, s);
+        } else {
+            self.store_of::<B16>(c, head, s);
         }
     }
 
     /// # Safety
     /// As [`Self::store`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_of<S: StateElement>(self, c: &StepConstants, head: Head, s: &Rows) {
-        let mut i = 0;
-        while i < 2 * Self::ROWS {
+    unsafe fn store_of<S: StateElement>(self, c: &StepConstants, head: Head, s: &StateRows) {
+        each!(i in 0..2 * Self::ROWS => {
             let at = self.at::<S>(head, i / 2, i as u32 % 2);
             let mut eight = [0.0; 8];
             let mut e = 0;
@@ -167,8 +162,7 @@ impl<const K: u32> Own<K> {
                     }
                 }
             }
-            i += 1;
-        }
+        });
     }
 
     /// Channels of q or k that are this lane's.
@@ -177,8 +171,7 @@ impl<const K: u32> Own<K> {
     /// The token is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of(self, x: Source<'_>) -> [f32; 8] {
-        // SAFETY: the caller's promise.
-        let (a, b) = unsafe { (x.load::<4>(self.channel), x.load::<4>(K / 2 + self.channel)) };
+        let (a, b) = (x.load::<4>(self.channel), x.load::<4>(K / 2 + self.channel));
         [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
     }
 
@@ -192,14 +185,12 @@ impl<const K: u32> Own<K> {
         (c, params): (&StepConstants, &PrefillParams),
         span: &Span,
         of: Row,
-        s: &mut Rows,
+        s: &mut StateRows,
     ) {
         let step = &params.layer.step;
         let (strides, element, wide) = ((params.g_row, c.g_token), c.g_element, c.wide_io != 0);
-        // SAFETY: the caller's promise.
-        let a_log = unsafe { load_a_log(c, step, of) };
-        let mut half = 0;
-        while half < 2 {
+        let a_log = load_a_log(c, step, of);
+        each!(half in 0..2 => {
             let channel = half as u32 * K / 2 + self.channel;
             let at = span.at(step.g, strides, 0, of.hv * c.g_head + channel, element);
             // SAFETY: the caller's promise.
@@ -213,18 +204,11 @@ impl<const K: u32> Own<K> {
                 }
                 (x, dt_bias)
             };
-            let mut e = 0;
-            while e < 4 {
+            each!(e in 0..4 => {
                 let decay = decay_of(c, x[e], a_log, dt_bias[e]);
-                let mut i = 0;
-                while i < Self::ROWS {
-                    s[i][4 * half + e] *= decay;
-                    i += 1;
-                }
-                e += 1;
-            }
-            half += 1;
-        }
+                each!(i in 0..Self::ROWS => s[i][4 * half + e] *= decay);
+            });
+        });
     }
 
     /// Σ over the warp's rows of the squares of `o`, neighbours first.
@@ -233,21 +217,13 @@ impl<const K: u32> Own<K> {
         let mut sums = o.map(|o| o * o);
         let mut mask = Self::LANES;
         while mask < 32 {
-            let mut i = 0;
-            while i < Self::ROWS {
-                sums[i] += warp_shuffle_xor(sums[i], mask);
-                i += 1;
-            }
+            each!(i in 0..Self::ROWS => sums[i] += warp_shuffle_xor(sums[i], mask));
             mask *= 2;
         }
         let mut count = Self::ROWS;
         while count > 1 {
             count /= 2;
-            let mut i = 0;
-            while i < count {
-                sums[i] = sums[2 * i] + sums[2 * i + 1];
-                i += 1;
-            }
+            each!(i in 0..count => sums[i] = sums[2 * i] + sums[2 * i + 1]);
         }
         sums[0]
     }
@@ -261,7 +237,7 @@ impl<const K: u32> Own<K> {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn walk<const K: u32, const V: u32>(
     (c, params): (&StepConstants, &PrefillParams),
-    (span, place, inputs): (&Span, &Place, Inputs),
+    (span, place, inputs): (&Span, &Place, ConvInputs),
     of: Row,
     [start, end]: [Head; 2],
     checkpoint: impl Fn() -> Option<Head>,
@@ -270,112 +246,105 @@ pub unsafe fn walk<const K: u32, const V: u32>(
     let rows = Own::<K>::ROWS;
     let staged = dynamic_shared_mem().next_multiple_of(128);
     let values = staged + staged_bytes(K);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut s = own.load(c, start, !place.is_fresh());
-        let threads = 2 * V;
+    let mut s = own.load(c, start, !place.is_fresh());
+    let threads = 2 * V;
+    if c.taps != 0 {
+        stage::<K>((c, params), (span, inputs), (of.h, 0), staged, threads);
+        let channel = thread_idx_x();
+        if channel < V {
+            let first = channel_of_values::<K, V>(c, of.hv, V);
+            let y = inputs.convolve((c, params), span, 0, first + channel);
+            store_shared_b32(values + 4 * channel, y.to_bits());
+        }
+        sync_threads();
+    }
+    let [k, q] = Source::of(((c, params), span), (of.h, 0), (staged, K)).map(|x| own.of(x));
+    let (([k], [q]), norms) = normable(c, ([k], [q]), Own::<K>::LANES);
+    let gates = if c.per_channel != 0 {
+        own.decay((c, params), span, of, &mut s);
+        (1.0, beta_of(c, params, span, (0, of.hv)))
+    } else {
+        let (log, beta) = gates_of(c, params, span, 0, of.hv);
+        (gate::exp(log), beta)
+    };
+    let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
+    let products: [[f32; 2]; MOST] = core::array::from_fn(|i| match i < rows {
+        true => [dot(s[i], k), dot(s[i], q)],
+        false => [0.0; 2],
+    });
+    // Here q is no more.
+    let v: [f32; MOST] = core::array::from_fn(|i| {
+        if i >= rows {
+            return 0.0;
+        }
+        let row = own.row + i as u32 * Own::<K>::APART;
         if c.taps != 0 {
-            stage::<K>((c, params), (span, inputs), (of.h, 0), staged, threads);
-            let channel = thread_idx_x();
-            if channel < V {
-                let first = channel_of_values::<K, V>(c, of.hv, V);
-                let y = inputs.convolve((c, params), span, 0, first + channel);
-                store_shared_b32(values + 4 * channel, y.to_bits());
-            }
-            sync_threads();
+            return f32::from_bits(load_shared_b32(values + 4 * row));
         }
-        let [k, q] = Source::of(((c, params), span), (of.h, 0), (staged, K)).map(|x| own.of(x));
-        let (([k], [q]), norms) = normable(c, ([k], [q]), Own::<K>::LANES);
-        let gates = if c.per_channel != 0 {
-            own.decay((c, params), span, of, &mut s);
-            (1.0, beta_of(c, params, span, (0, of.hv)))
-        } else {
-            let (log, beta) = gates_of(c, params, span, 0, of.hv);
-            (gate::exp(log), beta)
-        };
-        let factors = Factors::new(c.l2norm != 0, f32::from_bits(c.scale), norms, gates);
-        let products: [[f32; 2]; MOST] = core::array::from_fn(|i| match i < rows {
-            true => [dot(s[i], k), dot(s[i], q)],
-            false => [0.0; 2],
-        });
-        // Here q is no more.
-        let v: [f32; MOST] = core::array::from_fn(|i| {
-            if i >= rows {
-                return 0.0;
-            }
-            let row = own.row + i as u32 * Own::<K>::APART;
-            if c.taps != 0 {
-                return f32::from_bits(load_shared_b32(values + 4 * row));
-            }
-            let strides = (params.v_row, c.v_token);
-            let at = span.at(step.v, strides, 0, of.hv * c.v_head + row, c.v_element);
-            let [v] = load_one(at, c.v_element).to_f32(c.v_element);
-            v
-        });
-        let products = sum_over_lanes::<K>(products);
-        let mut o = [0.0; MOST];
-        let mut i = 0;
-        while i < rows {
-            let [sk, sq] = products[i];
-            let delta = factors.delta(v[i], sk);
-            o[i] = factors.output(sq, delta);
-            let step = delta * factors.k;
-            let mut e = 0;
-            while e < 8 {
-                s[i][e] = fma(step, k[e], factors.decay * s[i][e]);
-                e += 1;
-            }
-            i += 1;
+        let strides = (params.v_row, c.v_token);
+        let at = span.at(step.v, strides, 0, of.hv * c.v_head + row, c.v_element);
+        let [v] = load_one(at, c.v_element).to_f32(c.v_element);
+        v
+    });
+    let products = sum_over_lanes::<K>(products);
+    let mut o = [0.0; MOST];
+    let mut i = 0;
+    while i < rows {
+        let [sk, sq] = products[i];
+        let delta = factors.delta(v[i], sk);
+        o[i] = factors.output(sq, delta);
+        let step = delta * factors.k;
+        each!(e in 0..8 => s[i][e] = fma(step, k[e], factors.decay * s[i][e]));
+        i += 1;
+    }
+    if let Some(head) = checkpoint() {
+        own.store(c, head, &s);
+    }
+    if c.update_state != 0 {
+        own.store(c, end, &s);
+    }
+    let mut sum = 0.0;
+    if c.has_norm != 0 {
+        let (words, warp) = (values + 4 * V, thread_idx_x() / 32);
+        let of_warp = squares!(
+            Own::<K>::sum_of_squares(&o),
+            Own::<K>::sum_of_squares(&times(o, SMALL))
+        );
+        if lane_id() == 0 {
+            store_shared_b32(words + 4 * warp, of_warp.to_bits());
         }
-        if let Some(head) = checkpoint() {
-            own.store(c, head, &s);
-        }
-        if c.update_state != 0 {
-            own.store(c, end, &s);
-        }
-        let mut sum = 0.0;
+        sync_threads();
+        sum = sum_of(words, V / OF_WARP);
+    }
+    // A lane has one of its rows to finish, if there are so many.
+    let own_i = own.channel / 4;
+    let mut last = o[0];
+    i = 1;
+    while i < rows {
+        last = if own_i == i as u32 { o[i] } else { last };
+        i += 1;
+    }
+    if own_i < rows as u32 {
+        let row = own.row + own_i * Own::<K>::APART;
         if c.has_norm != 0 {
-            let (words, warp) = (values + 4 * V, thread_idx_x() / 32);
-            let of_warp = squares!(
-                Own::<K>::sum_of_squares(&o),
-                Own::<K>::sum_of_squares(&times(o, SMALL))
+            let element = c.z_element;
+            let channel = of.hv * c.z_head + row;
+            let z = span.at(
+                params.layer.z,
+                (params.z_row, c.z_token),
+                0,
+                channel,
+                element,
             );
-            if lane_id() == 0 {
-                store_shared_b32(words + 4 * warp, of_warp.to_bits());
-            }
-            sync_threads();
-            sum = sum_of(words, V / OF_WARP);
+            let [z] = load_one(z, element).to_f32(element);
+            let element = c.norm_weight_element;
+            let at = params.layer.norm_weight + (row * elements::bytes_of(element)) as u64;
+            let [weight] = load_one(at, element).to_f32(element);
+            last = normed(c, last, (sum, V), z, weight);
         }
-        // A lane has one of its rows to finish, if there are so many.
-        let own_i = own.channel / 4;
-        let mut last = o[0];
-        i = 1;
-        while i < rows {
-            last = if own_i == i as u32 { o[i] } else { last };
-            i += 1;
-        }
-        if own_i < rows as u32 {
-            let row = own.row + own_i * Own::<K>::APART;
-            if c.has_norm != 0 {
-                let element = c.z_element;
-                let channel = of.hv * c.z_head + row;
-                let z = span.at(
-                    params.layer.z,
-                    (params.z_row, c.z_token),
-                    0,
-                    channel,
-                    element,
-                );
-                let [z] = load_one(z, element).to_f32(element);
-                let element = c.norm_weight_element;
-                let at = params.layer.norm_weight + (row * elements::bytes_of(element)) as u64;
-                let [weight] = load_one(at, element).to_f32(element);
-                last = normed(c, last, (sum, V), z, weight);
-            }
-            let strides = (params.o_row, c.o_token);
-            let at = span.at(step.o, strides, 0, of.hv * c.o_head + row, c.o_element);
-            elements::store([last], at, c.o_element, false);
-        }
+        let strides = (params.o_row, c.o_token);
+        let at = span.at(step.o, strides, 0, of.hv * c.o_head + row, c.o_element);
+        elements::store([last], at, c.o_element, false);
     }
 }
 

@@ -1,4 +1,4 @@
-//! T = (I + A)⁻¹ diag(β) of a piece, by a warpgroup.
+//! T = (I + A)⁻¹ diag(β) of a chunk, by a warpgroup.
 //!
 //! A goes in blocks of 16. A warp inverts its own block of the diagonal, D, in f32, by substitution; then it has a column
 //! of blocks of T, j, whose transposes X are made one after the other:
@@ -7,7 +7,7 @@
 
 use core::array;
 
-use super::operands::Place;
+use super::operands::Sink;
 use super::range::{MOST_GAIN, MOST_KEY, MOST_QUERY};
 use super::{FACTOR_BYTES, FACTORS};
 use crate::device::float::{fma, maximum, pack_bf16x2, pack_f16x2};
@@ -18,6 +18,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_barrier, sync_barrier_any, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_bf16, sync_warp, warp_shuffle_xor};
+use crate::math::each::each;
 use crate::math::elements::bf16_to_f32;
 
 /// Bytes of a block of 16 rows of bf16.
@@ -45,7 +46,7 @@ const fn of_square(row: u32, column: u32) -> u32 {
     (column ^ (column / 4 % 2)) * 64 + (row ^ (column / 2 % 2 * 8)) * 4
 }
 
-/// Where A is solved: the warpgroup's [`SCRATCH_BYTES`] of shared memory.
+/// Solves A in the warpgroup's [`SCRATCH_BYTES`] of shared memory.
 #[derive(Clone, Copy)]
 pub struct Solver(pub u32);
 
@@ -60,24 +61,21 @@ impl Solver {
         let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
         let (mine, block) = (self.0 + t * OF_WARP, s / 2);
         let within = s % 2 * 8 + column;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if block < t {
-                let (high, low) = split(w, x);
-                let byte = mine + block * BLOCK + of_block(r, within);
-                store_shared_b32(byte, high);
-                store_shared_b32(byte + HALVES, low);
-                let (high, low) = split(y, z);
-                // Eight rows on.
-                store_shared_b32(byte + BLOCK / 2, high);
-                store_shared_b32(byte + BLOCK / 2 + HALVES, low);
-            } else {
-                let square = mine + SQUARE;
-                store_shared_b32(square + of_square(r, within), w.to_bits());
-                store_shared_b32(square + of_square(r, within + 1), x.to_bits());
-                store_shared_b32(square + of_square(r + 8, within), y.to_bits());
-                store_shared_b32(square + of_square(r + 8, within + 1), z.to_bits());
-            }
+        if block < t {
+            let (high, low) = split(w, x);
+            let byte = mine + block * BLOCK + of_block(r, within);
+            store_shared_b32(byte, high);
+            store_shared_b32(byte + HALVES, low);
+            let (high, low) = split(y, z);
+            // Eight rows on.
+            store_shared_b32(byte + BLOCK / 2, high);
+            store_shared_b32(byte + BLOCK / 2 + HALVES, low);
+        } else {
+            let square = mine + SQUARE;
+            store_shared_b32(square + of_square(r, within), w.to_bits());
+            store_shared_b32(square + of_square(r, within + 1), x.to_bits());
+            store_shared_b32(square + of_square(r + 8, within), y.to_bits());
+            store_shared_b32(square + of_square(r + 8, within + 1), z.to_bits());
         }
     }
 
@@ -90,23 +88,20 @@ impl Solver {
     pub unsafe fn store_pair(self, (t, s): (u32, u32), [x, y]: [f32; 2]) {
         let (r, column) = (lane_id() / 4 + t % 2 * 8, s % 2 * 8 + lane_id() % 4 * 2);
         let mine = self.0 + t / 2 * OF_WARP;
-        // SAFETY: the caller's promise.
-        unsafe {
-            if s / 2 < t / 2 {
-                let (high, low) = split(x, y);
-                let byte = mine + s / 2 * BLOCK + of_block(r, column);
-                store_shared_b32(byte, high);
-                store_shared_b32(byte + HALVES, low);
-            } else {
-                let square = mine + SQUARE;
-                store_shared_b32(square + of_square(r, column), x.to_bits());
-                store_shared_b32(square + of_square(r, column + 1), y.to_bits());
-            }
+        if s / 2 < t / 2 {
+            let (high, low) = split(x, y);
+            let byte = mine + s / 2 * BLOCK + of_block(r, column);
+            store_shared_b32(byte, high);
+            store_shared_b32(byte + HALVES, low);
+        } else {
+            let square = mine + SQUARE;
+            store_shared_b32(square + of_square(r, column), x.to_bits());
+            store_shared_b32(square + of_square(r, column + 1), y.to_bits());
         }
     }
 
-    /// What a warpgroup comes to that solves nothing while another does: racecheck counts a block's barriers by warp, whichever
-    /// they are, and takes what the warps with more of them do for unordered.
+    /// The barrier of a warpgroup that solves nothing while another does. Results do not need it: racecheck does (docs/compiler.md,
+    /// Barriers).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn solve_nothing() {
         sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
@@ -121,7 +116,7 @@ impl Solver {
     /// # Safety
     /// The factors and the scales were stored before a barrier. A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn solve(self, betas: [f32; 2], scales: u32, out: impl Place) {
+    pub unsafe fn solve(self, betas: [f32; 2], scales: u32, out: impl Sink) {
         let (group, own, lane) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4, lane_id());
         let of_warp = |warp: u32| self.0 + warp * OF_WARP;
         let mine = of_warp(own);
@@ -137,27 +132,23 @@ impl Solver {
                 let mut t = (i + 1) / 4 * 4;
                 while t < 16 {
                     let terms = load_shared_b128(mine + SQUARE + of_square(t as u32, i as u32));
-                    let mut e = 0;
-                    while e < 4 {
+                    each!(e in 0..4 => {
                         if t + e > i {
                             x[t + e] = fma(f32::from_bits(terms[e]), minus, x[t + e]);
                         }
-                        e += 1;
-                    }
+                    });
                     t += 4;
                 }
                 i += 1;
             }
             if lane < 16 {
-                let mut half = 0;
-                while half < 2 {
+                each!(half in 0..2 => {
                     let pairs: [(u32, u32); 4] =
                         array::from_fn(|i| split(x[8 * half + 2 * i], x[8 * half + 2 * i + 1]));
                     let byte = mine + own * BLOCK + of_block(lane, 8 * half as u32);
                     store_shared_b128(byte, pairs.map(|(high, _)| high));
                     store_shared_b128(byte + HALVES, pairs.map(|(_, low)| low));
-                    half += 1;
-                }
+                });
             }
             // Looked at only where one of the tokens may be amplified too much, or have scales that are too large.
             let looks = !is_contraction(betas) || !has_plain_scales(scales, 16 * own + lane % 16);
@@ -179,12 +170,10 @@ impl Solver {
             while steps < 4 {
                 if i < 4 {
                     let mut sums = [[0.0f32; 4]; 2];
-                    let mut k = 0;
-                    while k < steps {
+                    each!(k in 0..steps => {
                         let block = read(of_warp(i) + (own + k as u32) * BLOCK + square);
                         sums = multiply(&x[k], &block, sums);
-                        k += 1;
-                    }
+                    });
                     let sums = multiply(
                         &as_left(sums),
                         &read_transposed(of_warp(i) + i * BLOCK + of_columns),
@@ -208,14 +197,12 @@ impl Solver {
                 store_shared_b32(flags + 4 * lane, 0);
                 store_shared_b32(flags + 4 * (lane + 32), 0);
                 sync_warp(FULL_MASK);
-                let mut k = 0;
-                while k < 4 {
+                each!(k in 0..4 => {
                     if own + k < 4 {
                         let block = if k == 3 { last } else { joined(&x[k as usize]) };
                         look(of_betas(block, betas), own + k, scales, flags);
                     }
-                    k += 1;
-                }
+                });
                 sync_barrier(SOLVERS + group, 128);
                 if lane < 16 {
                     let token = 16 * own + lane;
@@ -240,8 +227,7 @@ impl Solver {
 /// They are in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn read(block: u32) -> [[u32; 4]; 2] {
-    // SAFETY: the caller's promise.
-    unsafe { [load_matrices(block), load_matrices(block + HALVES)] }
+    [load_matrices(block), load_matrices(block + HALVES)]
 }
 
 /// The same, transposed.
@@ -250,8 +236,7 @@ unsafe fn read(block: u32) -> [[u32; 4]; 2] {
 /// They are in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn read_transposed(block: u32) -> [[u32; 4]; 2] {
-    // SAFETY: the caller's promise.
-    unsafe { [block, block + HALVES].map(|block| load_matrices_transposed(block)) }
+    [block, block + HALVES].map(|block| load_matrices_transposed(block))
 }
 
 /// Stores this warp's block of T with rows t from 16 `i` on: rows s of the block r and r + 8, 8 columns t, then 8 more.
@@ -259,16 +244,13 @@ unsafe fn read_transposed(block: u32) -> [[u32; 4]; 2] {
 /// # Safety
 /// The block is this warp's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-unsafe fn store_block(out: impl Place, i: u32, words: [u32; 4]) {
+unsafe fn store_block(out: impl Sink, i: u32, words: [u32; 4]) {
     let (own, r, c) = (thread_idx_x() / 32 % 4, lane_id() / 4, lane_id() % 4);
     let out = out.behind(i / 2 * 2048 + own * 1024 + i % 2 * 512 + r * 16 + 4 * c);
-    // SAFETY: the caller's promise.
-    unsafe {
-        out.store_b32(0, words[0]);
-        out.store_b32(128, words[1]);
-        out.store_b32(256, words[2]);
-        out.store_b32(384, words[3]);
-    }
+    out.store_b32(0, words[0]);
+    out.store_b32(128, words[1]);
+    out.store_b32(256, words[2]);
+    out.store_b32(384, words[3]);
 }
 
 /// A block of T, from one of X and β of rows r and r + 8.
@@ -310,20 +292,15 @@ fn is_contraction([a, b]: [f32; 2]) -> bool {
 /// The scales, those of k and then those of q, were stored before a barrier.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn scales_of(scales: u32, token: u32) -> [f32; 2] {
-    // SAFETY: the caller's promise.
-    let [k, q] = [0, FACTOR_BYTES].map(|of| unsafe { load_shared_b32(scales + of + 4 * token) });
+    let [k, q] = [0, FACTOR_BYTES].map(|of| load_shared_b32(scales + of + 4 * token));
     [k, q & 0x7fff_ffff].map(f32::from_bits)
 }
 
 /// Whether a token's k is no longer than 1, and its q no longer than f16 holds. Without a norm k is shorter than its scale, a
 /// power of two, and at least half as long; with a norm the scale is 2 at most.
-///
-/// # Safety
-/// As [`scales_of`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn has_plain_scales(scales: u32, token: u32) -> bool {
-    // SAFETY: the caller's promise.
-    let [k, q] = unsafe { scales_of(scales, token) };
+    let [k, q] = scales_of(scales, token);
     k < 2.0 && q < MOST_QUERY
 }
 
@@ -353,8 +330,7 @@ unsafe fn look(block: [[f32; 4]; 2], i: u32, scales: u32, flags: u32) {
     let sum = trade(first, second, is_odd, 8);
     let sum = sum + warp_shuffle_xor(sum, 16);
     let token = 16 * i + is_upper as u32 * 8 + lane % 4 * 2 + is_odd as u32;
-    // SAFETY: the caller's promise.
-    let [k, q] = unsafe { scales_of(scales, token) };
+    let [k, q] = scales_of(scales, token);
     let holds = sum * maximum(0.5 * k, 1.0) < MOST_GAIN / 4.0 && k < MOST_KEY && q < MOST_QUERY;
     if !holds && lane < 16 {
         // SAFETY: as above.

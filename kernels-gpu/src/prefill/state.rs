@@ -11,6 +11,7 @@ use crate::device::global::{
 };
 use crate::device::shared::{load_shared_b64, load_shared_b128};
 use crate::device::warp::warp_shuffle_xor;
+use crate::math::each::each;
 use crate::state::{B16, F32, Head, StateElement};
 use crate::step::StepConstants;
 
@@ -24,7 +25,7 @@ pub const fn bytes_of(c: &StepConstants) -> u32 {
     }
 }
 
-/// Where the elements of a thread are in a head's state.
+/// Rows and channels of a thread's elements in a head's state.
 #[derive(Clone, Copy)]
 pub struct Places<const K: u32, const V: u32> {
     row: u32,
@@ -32,7 +33,7 @@ pub struct Places<const K: u32, const V: u32> {
 }
 
 impl<const K: u32, const V: u32> Places<K, V> {
-    /// Of a thread, with its warpgroup's rows from `first` on.
+    /// The elements of a thread, whose warpgroup has rows from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(thread: u32, first: u32) -> Self {
         Self {
@@ -67,13 +68,9 @@ impl<const K: u32, const V: u32> Places<K, V> {
     }
 
     /// Zeros where not `live`. All lanes of a warp come.
-    ///
-    /// # Safety
-    /// As [`Self::bring`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> [f32; 64] {
-        // SAFETY: the caller's promise.
-        self.settle(c, unsafe { self.bring(c, head, live) })
+        self.settle(c, self.bring(c, head, live))
     }
 
     /// [`Self::load`] without waiting for what is loaded: of a state that is wide each lane has runs of channels, which
@@ -86,23 +83,17 @@ impl<const K: u32, const V: u32> Places<K, V> {
         if !live {
             return [0.0; 64];
         }
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
-                (true, _, true) => self.load_runs::<F32>(c, head),
-                (true, _, false) => self.load_runs::<B16>(c, head),
-                (_, true, true) => self.load_elements::<F32, true>(c, head),
-                (_, true, false) => self.load_elements::<B16, true>(c, head),
-                (_, false, true) => self.load_elements::<F32, false>(c, head),
-                (_, false, false) => self.load_elements::<B16, false>(c, head),
-            }
+        match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
+            (true, _, true) => self.load_runs::<F32>(c, head),
+            (true, _, false) => self.load_runs::<B16>(c, head),
+            (_, true, true) => self.load_elements::<F32, true>(c, head),
+            (_, true, false) => self.load_elements::<B16, true>(c, head),
+            (_, false, true) => self.load_elements::<F32, false>(c, head),
+            (_, false, false) => self.load_elements::<B16, false>(c, head),
         }
     }
 
     /// [`Self::bring`], element by element.
-    ///
-    /// # Safety
-    /// As [`Self::bring`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_elements<S: StateElement, const V_LAST: bool>(
         self,
@@ -111,8 +102,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
     ) -> [f32; 64] {
         let mut s = [0.0; 64];
         let first = self.first::<S, V_LAST>(head);
-        let mut i = 0;
-        while i < K as usize / 4 {
+        each!(i in 0..K as usize / 4 => {
             let [address, other] = Self::offsets::<S, V_LAST>(i as u32 / 2, i as u32 % 2);
             // SAFETY: the caller's promise.
             let pair = [first + address, first + other].map(|at| unsafe {
@@ -125,8 +115,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
                 }
             });
             [s[2 * i], s[2 * i + 1]] = pair;
-            i += 1;
-        }
+        });
         s
     }
 
@@ -136,23 +125,17 @@ impl<const K: u32, const V: u32> Places<K, V> {
     /// `head` is in global memory, and no other thread touches these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
-                (true, _, true) => self.store_runs::<F32>(c, head, s),
-                (true, _, false) => self.store_runs::<B16>(c, head, s),
-                (_, true, true) => self.store_elements::<F32, true>(c, head, s),
-                (_, true, false) => self.store_elements::<B16, true>(c, head, s),
-                (_, false, true) => self.store_elements::<F32, false>(c, head, s),
-                (_, false, false) => self.store_elements::<B16, false>(c, head, s),
-            }
+        match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
+            (true, _, true) => self.store_runs::<F32>(c, head, s),
+            (true, _, false) => self.store_runs::<B16>(c, head, s),
+            (_, true, true) => self.store_elements::<F32, true>(c, head, s),
+            (_, true, false) => self.store_elements::<B16, true>(c, head, s),
+            (_, false, true) => self.store_elements::<F32, false>(c, head, s),
+            (_, false, false) => self.store_elements::<B16, false>(c, head, s),
         }
     }
 
     /// [`Self::store`], element by element.
-    ///
-    /// # Safety
-    /// As [`Self::store`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_elements<S: StateElement, const V_LAST: bool>(
         self,
@@ -161,8 +144,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
         s: &[f32; 64],
     ) {
         let first = self.first::<S, V_LAST>(head);
-        let mut i = 0;
-        while i < K as usize / 4 {
+        each!(i in 0..K as usize / 4 => {
             let [address, other] = Self::offsets::<S, V_LAST>(i as u32 / 2, i as u32 % 2);
             let (address, other) = (first + address, first + other);
             let pair = [s[2 * i], s[2 * i + 1], 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
@@ -180,8 +162,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
                     }
                 }
             }
-            i += 1;
-        }
+        });
     }
 
     /// Byte of this lane's first run of four channels in a head's state: of 16 channels of a row lanes 0 and 2 have the
@@ -227,20 +208,17 @@ impl<const K: u32, const V: u32> Places<K, V> {
         )
     }
 
-    /// What [`Self::bring`] loads, where a head's state, which [has runs](Self::has_runs), has been copied to `state`
-    /// in shared memory.
+    /// The elements as [`Self::bring`] loads them, of a head's state that [has runs](Self::has_runs) and has been copied to `state` in
+    /// shared memory.
     ///
     /// # Safety
     /// It is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn take(self, c: &StepConstants, state: u32) -> [f32; 64] {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if c.state_f32 != 0 {
-                self.take_runs::<F32>(c, state)
-            } else {
-                self.take_runs::<B16>(c, state)
-            }
+        if c.state_f32 != 0 {
+            self.take_runs::<F32>(c, state)
+        } else {
+            self.take_runs::<B16>(c, state)
         }
     }
 
@@ -265,30 +243,26 @@ impl<const K: u32, const V: u32> Places<K, V> {
         of_b16: impl Fn(u32) -> [u32; 2],
     ) -> [f32; 64] {
         let mut s = [0.0; 64];
-        let mut n = 0;
-        while n < K as usize / 8 {
+        each!(n in 0..K as usize / 8 => {
             let byte = Self::run::<S>(n as u32);
             let run = match S::BYTES {
                 4 => pairs_of(of_f32(byte)),
                 _ => of_b16(byte).map(|raw| b16x2_to_f32(raw, c.state_f16 != 0)),
             };
             set_pairs(&mut s, n, run);
-            n += 1;
-        }
+        });
         s
     }
 
-    /// A thread's elements, of what [`Self::bring`] loaded. All lanes of a warp come.
+    /// A thread's elements, from the runs that [`Self::bring`] loaded. All lanes of a warp come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn settle(self, c: &StepConstants, mut s: [f32; 64]) -> [f32; 64] {
         if Self::has_runs(c) {
             let second = self.second();
-            let mut n = 0;
-            while n < K as usize / 8 {
+            each!(n in 0..K as usize / 8 => {
                 let traded = trade(pairs(&s, n), second);
                 set_pairs(&mut s, n, traded);
-                n += 1;
-            }
+            });
         }
         s
     }
@@ -300,8 +274,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_runs<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
         let (first, second) = (head.address + self.first_run::<S>() as u64, self.second());
-        let mut n = 0;
-        while n < K as usize / 8 {
+        each!(n in 0..K as usize / 8 => {
             let [[x, y], [z, w]] = trade(pairs(s, n), second);
             let raw = S::narrow(c, [x, y, z, w, 0.0, 0.0, 0.0, 0.0]);
             let at = first + Self::run::<S>(n as u32) as u64;
@@ -312,8 +285,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
                     _ => store_state_b64(at, [raw[0], raw[1]]),
                 }
             }
-            n += 1;
-        }
+        });
     }
 }
 
@@ -338,10 +310,10 @@ fn set_pairs(s: &mut [f32; 64], n: usize, [a, b]: [[f32; 2]; 2]) {
     [s[at], s[at + 1], s[at + 4], s[at + 5]] = [a[0], a[1], b[0], b[1]];
 }
 
-/// Two lanes beside each other have a run of four channels each, or the first and the second pair of both: from the one to
-/// the other, which is the same both ways. All bits of `second` are set in the second of them, none in the first.
+/// Lanes 2 i and 2 i + 1 trade pairs: from a run of four channels in each lane to the first pair of both runs in one lane and the second
+/// pairs in the other, or back: the exchange is its own inverse. `second` is all ones in lane 2 i + 1, 0 in lane 2 i.
 ///
-/// Without a choice: else the assembler makes two shuffles of one, one for each lane.
+/// Masks (docs/compiler.md): ptxas makes two shuffles of a choice, one for each lane.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
     let [a, b] = pairs.map(|pair| pair.map(f32::to_bits));
@@ -353,7 +325,7 @@ fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
     ]
 }
 
-/// What a thread left with [`store_carried`] in a launch before.
+/// Loads the elements that a thread left with [`store_carried`] in a launch before.
 ///
 /// # Safety
 /// `carried` is in global memory, and nobody writes there meanwhile.
@@ -361,13 +333,10 @@ fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
 pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32; 64] {
     let first = carried + (thread % 128 * 16) as u64;
     let mut s = [0.0; 64];
-    let mut i = 0;
-    while i < K as usize / 8 {
-        // SAFETY: the caller's promise.
-        let words = unsafe { load_state_b128(first + 2048 * i as u64, true) };
+    each!(i in 0..K as usize / 8 => {
+        let words = load_state_b128(first + 2048 * i as u64, true);
         [s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]] = words.map(f32::from_bits);
-        i += 1;
-    }
+    });
     s
 }
 
@@ -378,11 +347,8 @@ pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32;
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_carried<const K: u32>((carried, thread): (u64, u32), s: &[f32; 64]) {
     let first = carried + (thread % 128 * 16) as u64;
-    let mut i = 0;
-    while i < K as usize / 8 {
+    each!(i in 0..K as usize / 8 => {
         let words = [s[4 * i], s[4 * i + 1], s[4 * i + 2], s[4 * i + 3]].map(f32::to_bits);
-        // SAFETY: the caller's promise.
-        unsafe { store_state_b128(first + 2048 * i as u64, words) };
-        i += 1;
-    }
+        store_state_b128(first + 2048 * i as u64, words);
+    });
 }

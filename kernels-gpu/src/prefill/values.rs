@@ -1,29 +1,30 @@
-//! v of a piece, for a warpgroup's 64 rows of a state, as the sums of a product: rows are those of the state, columns are
+//! v of a chunk, for a warpgroup's 64 rows of a state, as the sums of a product: rows are those of the state, columns are
 //! tokens.
 //!
-//! They come through shared memory: a tile of 64 tokens of 128 bytes, whose 16-byte pieces trade places with the token. Where
-//! v is of 16 bits and can be loaded 16 bytes at a time it is; else the preparation leaves tiles in f16
+//! They come through shared memory: a tile of 64 tokens of 128 bytes, whose 16-byte parts trade places with the token. Where
+//! v is of 16 bits and can be loaded 16 bytes at a time it is; else the intra-chunk pass leaves tiles in f16
 //! ([`StepConstants::makes_values`]).
 
-use super::convolution::{Inputs, channel_of_values, run_of};
-use super::operands::Place;
-use super::rows::{Piece, Span};
-use super::{CHUNK, anew};
+use super::convolution::{ConvInputs, channel_of_values, run_of};
+use super::operands::Sink;
+use super::rows::{Chunk, Span};
+use super::{CHUNK, opaque};
 use crate::constants::Element;
 use crate::device::float::{f16_to_f32, pack_f16x2};
 use crate::device::shared::{copy_async_b128_or_zeros, load_matrices_transposed};
 use crate::device::thread::thread_idx_x;
 use crate::device::warp::lane_id;
+use crate::math::each::each;
 use crate::math::elements::{self, bf16_to_f32};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Bytes of a tile.
 pub const TILE_BYTES: u32 = 64 * 128;
 
-/// Byte of a piece of 8 channels of a token in a tile.
+/// Byte of a part of 8 channels of a token in a tile.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn tile_piece(token: u32, piece: u32) -> u32 {
-    token * 128 + (piece ^ (token % 8)) * 16
+pub fn tile_part(token: u32, part: u32) -> u32 {
+    token * 128 + (part ^ (token % 8)) * 16
 }
 
 /// Byte that a lane names of four matrices of a tile, of tokens 16 `i` .. 16 `i` + 16 and 16 channels of its warp: 8 tokens of
@@ -32,7 +33,7 @@ pub fn tile_piece(token: u32, piece: u32) -> u32 {
 pub fn tile_matrix(i: u32) -> u32 {
     let (matrix, line) = (lane_id() / 8, lane_id() % 8);
     let warp = thread_idx_x() / 32 % 4;
-    tile_piece(16 * i + matrix / 2 * 8 + line, 2 * warp + matrix % 2)
+    tile_part(16 * i + matrix / 2 * 8 + line, 2 * warp + matrix % 2)
 }
 
 /// Byte of an f32 in a tile of half the tokens, of 64 channels: 8 of these trade places with the token, so that neither a
@@ -58,7 +59,7 @@ pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
     2 * tokens as u64 * stride as u64
 }
 
-/// Starts to copy v of `piece` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a
+/// Starts to copy v of `chunk` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a
 /// token on; zeros for tokens that are not there. A warpgroup comes, which waits.
 ///
 /// # Safety
@@ -67,7 +68,7 @@ pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
 pub unsafe fn copy<const GROUPS: u32>(
     c: &StepConstants,
     params: &PrefillParams,
-    (span, piece): (&Span, Piece),
+    (span, chunk): (&Span, Chunk),
     channel: u32,
     tiles: u32,
 ) {
@@ -77,18 +78,16 @@ pub unsafe fn copy<const GROUPS: u32>(
     let thread = thread_idx_x() % 128;
     let (token, part) = (thread / of_token, thread % of_token);
     let (base, strides) = (params.layer.step.v, (params.v_row, c.v_token));
-    let (t, channel) = (piece.start + token, channel + 8 * part);
+    let (t, channel) = (chunk.start + token, channel + 8 * part);
     let from = span.at(base, strides, t, channel, c.v_element);
-    let place = tiles + part / 8 * TILE_BYTES + tile_piece(token, part % 8);
-    let mut i = 0;
-    while i < CHUNK / apart {
+    let place = tiles + part / 8 * TILE_BYTES + tile_part(token, part % 8);
+    each!(i in 0..CHUNK / apart => {
         // Tokens a multiple of 8 apart have their parts in the same order.
         let place = place + i * apart * 128;
         let from = from + tokens_apart(apart * i, c.v_token);
         // SAFETY: the caller's promise; a token that is read is there.
-        unsafe { copy_async_b128_or_zeros(place, from, token + apart * i < piece.count) };
-        i += 1;
-    }
+        unsafe { copy_async_b128_or_zeros(place, from, token + apart * i < chunk.count) };
+    });
 }
 
 /// Channels of a value head.
@@ -117,15 +116,15 @@ impl Channels {
 pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     c: &StepConstants,
     params: &PrefillParams,
-    (span, piece, inputs): (&Span, Piece, Inputs),
+    (span, chunk, inputs): (&Span, Chunk, ConvInputs),
     Channels { hv, first }: Channels,
     (thread, threads): (u32, u32),
-    out: impl Place,
+    out: impl Sink,
 ) {
     if c.taps != 0 {
         // Threads of a token, with two channels each.
         let of_token = COUNT / 2;
-        let part = anew(thread % of_token);
+        let part = opaque(thread % of_token);
         let mut channel = channel_of_values::<K, V>(c, hv, V);
         if const { COUNT < V } {
             channel += first;
@@ -136,9 +135,9 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
             return;
         }
         while run < CHUNK {
-            let (t, end) = (piece.start + run, piece.start + piece.count);
+            let (t, end) = (chunk.start + run, chunk.start + chunk.count);
             let give = |token: u32, v: [f32; 2]| {
-                let byte = of_line + tile_piece(run + token, part / 4 % 8);
+                let byte = of_line + tile_part(run + token, part / 4 % 8);
                 // SAFETY: the caller's promise; a thread has its own tokens' channels.
                 unsafe { out.store_b32(byte, pack_f16x2(v[0], v[1])) };
             };
@@ -157,23 +156,23 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     }
     // Threads of a token, with 8 channels each.
     let of_token = COUNT / 8;
-    let part = anew(thread % of_token);
+    let part = opaque(thread % of_token);
     if const { !COUNT.is_power_of_two() } && thread >= threads / of_token * of_token {
         return;
     }
     let give = |token: u32, v: [f32; 8]| {
         let pair = |i: usize| pack_f16x2(v[2 * i], v[2 * i + 1]);
-        let byte = part / 8 * TILE_BYTES + tile_piece(token, part % 8);
+        let byte = part / 8 * TILE_BYTES + tile_part(token, part % 8);
         // SAFETY: the caller's promise; a thread has its own tokens' channels.
         unsafe { out.store_b128(byte, [pair(0), pair(1), pair(2), pair(3)]) };
     };
     let mut token = thread / of_token;
     while token < CHUNK {
         let mut v = [0.0; 8];
-        let t = piece.start + token;
+        let t = chunk.start + token;
         // SAFETY: the caller's promise; the token is there.
         unsafe {
-            if token < piece.count {
+            if token < chunk.count {
                 let (base, mut channel) = (params.layer.step.v, hv * c.v_head + 8 * part);
                 if const { COUNT < V } {
                     channel += first;
@@ -195,12 +194,9 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32) -> [f32; 16] {
     let mut v = [0.0; 16];
-    let mut i = 0;
-    while i < 2 {
-        // SAFETY: the caller's promise.
-        let words = unsafe { load_matrices_transposed(tile + tile_matrix(first / 16 + i as u32)) };
-        let mut m = 0;
-        while m < 4 {
+    each!(i in 0..2 => {
+        let words = load_matrices_transposed(tile + tile_matrix(first / 16 + i as u32));
+        each!(m in 0..4 => {
             let at = 8 * i + 4 * (m / 2) + 2 * (m % 2);
             let word = words[m];
             [v[at], v[at + 1]] = if c.v_element == Element::Bf16 as u32 && !c.makes_values() {
@@ -208,9 +204,7 @@ pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32) -> [f32; 16] {
             } else {
                 [f16_to_f32(word as u16), f16_to_f32((word >> 16) as u16)]
             };
-            m += 1;
-        }
-        i += 1;
-    }
+        });
+    });
     v
 }

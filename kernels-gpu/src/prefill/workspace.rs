@@ -7,12 +7,12 @@
 //!
 //! Behind v lie the scales of o that the norm behind the chain takes back ([`super::norm`]), where o is left in f16.
 //!
-//! Behind the units lies o of pieces of one token, in f32, where no block has all of it and there are no clusters: of each row
-//! its first piece and its last ([`tokens`]). Behind these, of a prompt in stretches, lies the state that one chain leaves for the
+//! Behind the units lies o of chunks of one token, in f32, where no block has all of it and there are no clusters: of each row
+//! its first chunk and its last ([`tokens`]). Behind these, of a prompt in segments, lies the state that one chain leaves for the
 //! next, in f32.
 
 use super::values::tiles_bytes;
-use super::{anew, head_bytes, image_bytes, images_bytes, norm, units};
+use super::{head_bytes, image_bytes, images_bytes, norm, opaque, units};
 use crate::machine;
 use crate::step::{PrefillParams, StepConstants};
 
@@ -44,7 +44,7 @@ pub const fn unit_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) ->
     shared + own_bytes(c, k, v, per_channel) * c.ratio
 }
 
-/// Addresses of what a value head of a unit has.
+/// Addresses of the operands of a unit and a value head.
 #[derive(Clone, Copy)]
 pub struct Operands {
     /// The image of k̂ and q̂.
@@ -58,7 +58,7 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// Of value head `r` of query/key head `h`.
+    /// The operands of value head `r` of query/key head `h`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<const K: u32, const V: u32>(
         c: &StepConstants,
@@ -71,7 +71,7 @@ impl Operands {
         Self::of_head::<K, V>(c, params, per_channel, (number, r))
     }
 
-    /// Of value head `r` of a query/key head, whose number among those of all units this is.
+    /// The operands of value head `r` of the query/key head with this number among those of all units.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head<const K: u32, const V: u32>(
         c: &StepConstants,
@@ -83,7 +83,7 @@ impl Operands {
         Self::at::<K, V>(c, per_channel, (first, r))
     }
 
-    /// Of value head `r` of a query/key head whose operands begin at this address.
+    /// The operands of value head `r` of a query/key head whose operands begin at this address.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at<const K: u32, const V: u32>(
         c: &StepConstants,
@@ -116,8 +116,8 @@ pub fn carried<const K: u32, const V: u32>(
     (per_channel, leaves_tokens): (bool, bool),
     (hv, first): (u32, u32),
 ) -> u64 {
-    // Nothing that the compiler knows to be a choice, of which it makes one load, from local memory.
-    let is_packed = anew((c.cu_seqlens_index != 0) as u32);
+    // An opaque factor, not a choice: docs/compiler.md, One value, not two.
+    let is_packed = opaque((c.cu_seqlens_index != 0) as u32);
     let total = is_packed * params.layer.step.total_tokens + (1 - is_packed) * params.tokens;
     let units = units(total as u64, 1, c.positions_index != 0);
     let unit = unit_bytes(c, K, V, per_channel) as u64;
@@ -130,7 +130,7 @@ pub fn carried<const K: u32, const V: u32>(
     params.workspace + units * c.h as u64 * unit + of_tokens + row * (4 * K) as u64
 }
 
-/// Whether o of pieces of one token is left for the norm behind a chain of this machine, whose blocks have 64 channels of a value
+/// Whether o of chunks of one token is left for the norm behind a chain of this machine, whose blocks have 64 channels of a value
 /// head each and meet in no cluster.
 #[must_use]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -138,7 +138,7 @@ pub const fn leaves_tokens(c: &StepConstants, v: u32) -> bool {
     c.has_norm != 0 && c.machine != machine::HOPPER && v > 64
 }
 
-/// Where o of value head `hv` is left, of a row's first piece, or of its `last` one.
+/// Address of o of value head `hv`, of a row's first chunk, or of its `last` one.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tokens<const K: u32, const V: u32>(
     c: &StepConstants,
@@ -147,7 +147,7 @@ pub fn tokens<const K: u32, const V: u32>(
     (b, last): (u32, bool),
     hv: u32,
 ) -> u64 {
-    let is_packed = anew((c.cu_seqlens_index != 0) as u32);
+    let is_packed = opaque((c.cu_seqlens_index != 0) as u32);
     let of_rows = params.rows as u64 * params.tokens as u64;
     let total =
         is_packed as u64 * params.layer.step.total_tokens as u64 + (1 - is_packed) as u64 * of_rows;
@@ -157,7 +157,7 @@ pub fn tokens<const K: u32, const V: u32>(
     params.workspace + units * c.h as u64 * unit + token * (4 * V) as u64
 }
 
-/// Bytes that so many rows' pieces of one token have there.
+/// Bytes that so many rows' chunks of one token have there.
 #[must_use]
 pub const fn tokens_bytes(rows: u32, value_heads: u32, v: u32) -> u64 {
     8 * rows as u64 * value_heads as u64 * v as u64

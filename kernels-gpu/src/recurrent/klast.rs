@@ -2,16 +2,17 @@
 
 use core::marker::PhantomData;
 
+use super::gates::LaneGates;
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{Decays, LaneGates, Tokens, clear_rest_of_tile};
+use super::tokens::{Decays, Tokens, clear_rest_of_tile};
 use crate::device::float::fma;
 use crate::device::rarely;
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load};
@@ -259,36 +260,39 @@ impl<
 {
     type Params = StepParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / Self::TILE;
-    /// Several parts of k, q and states are more than 128 registers; of K = 96, of views that are not aligned, more than 168.
-    const MIN_BLOCKS_PER_SM: u32 = match (PARTS > 1, K) {
-        (true, 96) => 256,
-        (true, _) => 384,
-        (false, _) => 512,
-    } / THREADS;
-    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        per_token: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        tiles: V / Self::TILE,
+        // Several parts of k, q and states are more than 128 registers; of K = 96, of views that are not aligned, more than 168.
+        min_blocks_per_sm: match (PARTS > 1, K) {
+            (true, 96) => 256,
+            (true, _) => 384,
+            (false, _) => 512,
+        } / THREADS,
+        shared_of_channels: Shared {
+            per_token: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            per_token: Self::TOKEN_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::RECURRENT, G::OF_CHANNELS, [K, V]).on(Layout::KLast, S::ELEMENT),
+        )
     };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Recurrent,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const { check_parts::<G>(PARTS) };
         let c = StepConstants::get();
-        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
         let group = thread_idx_x() / Self::LANES;
         let share = Share {
             lane: thread_idx_x() % Self::LANES,
@@ -338,7 +342,7 @@ impl<
                 let raw = load_states();
                 let token = RawToken::load::<G, S, K>(&c, params, row, &tokens, 0, share);
                 let v = load::<ROWS>(tokens.v.at(0, first), c.v_element, wide);
-                // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+                // Loads first: docs/compiler.md.
                 if !live {
                     store_zeros();
                     return;
@@ -547,7 +551,7 @@ pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     store_shared_b128(own + share.lanes * 16, [e, f, g, h]);
 }
 
-/// What [`store_channels`] stored for this lane.
+/// Loads what [`store_channels`] stored for this lane.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
     let own = smem + share.lane * 16;
@@ -566,7 +570,7 @@ pub(crate) unsafe fn store_parts<const PARTS: usize>(
     each!(i in 0..PARTS => store_channels(smem + i as u32 * share.lanes * 32, share, values[i]));
 }
 
-/// What [`store_parts`] stored for this lane.
+/// Loads what [`store_parts`] stored for this lane.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_parts<const PARTS: usize>(smem: u32, share: Share) -> [[f32; 8]; PARTS] {
     let mut values = [[0.0; 8]; PARTS];

@@ -8,6 +8,7 @@
 //! from shared memory has been stored there, and what it stores to is this thread's.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
+pub(crate) mod gates;
 pub(crate) mod klast;
 pub(crate) mod parallel;
 pub(crate) mod prepared;
@@ -17,5 +18,5 @@ pub(crate) mod vlast;
 
 pub use klast::KLast;
 pub use parallel::Parallel;
-pub use tokens::{Decays, Either, Gating};
+pub use tokens::{Decays, Either, Gating, PerChannel, PerHead};
 pub use vlast::VLast;

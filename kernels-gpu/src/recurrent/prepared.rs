@@ -17,7 +17,7 @@ use crate::device::shared::{
 use crate::math::delta_rule::Factors;
 use crate::step::StepConstants;
 
-/// Where a block's prepared tokens lie, and the moves of what all kernels move alike. How channels lie is a kernel's own.
+/// Addresses of a block's prepared tokens, and the moves that are the same in all kernels. The order of channels is a kernel's own.
 pub trait Prepared {
     /// One decay per key channel (KDA) or per value head (GDN).
     type Decays: Decays;
@@ -32,7 +32,7 @@ pub trait Prepared {
     const FACTORS: u32 = Self::VALUES + Self::TILE * 4;
     const SLOT: u32 = Self::FACTORS + 24;
     const DECAY: u32 = Self::FACTORS + 32;
-    /// Of a token with one decay.
+    /// Bytes of a token with one decay.
     const TOKEN_BYTES: u32 = Self::DECAY;
     /// More where each key channel has one.
     const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::Q);
@@ -98,7 +98,7 @@ pub unsafe fn store_factors(smem: u32, f: Factors) {
     store_shared_b32(smem + 16, f.kq.to_bits());
 }
 
-/// What [`store_factors`] stored; of KDA, whose decay is per channel, α is 1.
+/// Loads what [`store_factors`] stored; α of KDA, whose decay is per channel, is 1.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
     let ([decay, beta, k, q], kq) = (
@@ -131,7 +131,7 @@ pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
     }
 }
 
-/// What [`store_slot`] stored; 0 where there are no token slots.
+/// Loads what [`store_slot`] stored; 0 where there are no token slots.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_slot(c: &StepConstants, smem: u32) -> u64 {
     if c.token_index == 0 {

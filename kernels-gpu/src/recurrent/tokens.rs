@@ -1,21 +1,15 @@
 //! Tokens in memory, and what a lane makes of one.
 
-use crate::constants::Element;
-use crate::device::global::load_b32;
 use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
-use crate::device::warp::{lane_id, warp_shuffle_xor};
-use crate::launch::Family;
-use crate::math::each::each;
-use crate::math::elements::{self, Raw, bytes_of, load_one};
-use crate::math::gate;
+use crate::math::elements::{self, bytes_of};
 use crate::row::Row;
-use crate::state::{Share, StateElement, slot_of};
-use crate::step::{Gate, StepConstants, StepParams};
+use crate::state::slot_of;
+use crate::step::{StepConstants, StepParams};
 
 /// Whether the decay is one per key channel (KDA) or one per value head (GDN).
 pub trait Decays {
-    /// What a kernel is compiled for; `None`: either, by a load-time constant.
+    /// Whether each key channel has its own decay; `None`: a load-time constant says so.
     const OF_CHANNELS: Option<bool>;
 
     /// Whether the running launch has one decay per key channel.
@@ -38,20 +32,26 @@ impl Decays for Either {
 /// Decays of the kernels that are compiled for one operator.
 pub trait Gating: Decays {
     /// KDA: one decay per key channel; GDN: one per value head.
-    const PER_CHANNEL: bool;
-    /// Family of the kernels that take all tokens at once.
-    const PARALLEL: Family;
-    /// Family of the layer kernels that do.
-    const LAYER_PARALLEL: Family;
-    /// Family of those on states that wait.
-    const DEFERRED_PARALLEL: Family;
-    /// Family of the layer kernels on states that wait that do.
-    const DEFERRED_LAYER_PARALLEL: Family;
-    /// Family of a prefill's chain.
-    const CHAIN: Family;
-    /// Family of a prefill's kernels for rows of at most a chunk.
-    const SHORT: Family;
+    const PER_CHANNEL: bool = matches!(Self::OF_CHANNELS, Some(true));
 }
+
+/// One decay per value head: GDN's.
+pub struct PerHead;
+
+impl Decays for PerHead {
+    const OF_CHANNELS: Option<bool> = Some(false);
+}
+
+impl Gating for PerHead {}
+
+/// One decay per key channel: KDA's.
+pub struct PerChannel;
+
+impl Decays for PerChannel {
+    const OF_CHANNELS: Option<bool> = Some(true);
+}
+
+impl Gating for PerChannel {}
 
 /// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.
 #[derive(Clone, Copy)]
@@ -297,222 +297,4 @@ pub unsafe fn clear_rest_of_tile(
     let first = row.hv * c.o_head + row.tile * tile;
     let (turn, thread) = ((row.b, params.rows), (thread_idx_x(), threads));
     clear_rest(c, params, turn, thread, tile, |i| first + i);
-}
-
-/// g, b, A_log and dt_bias of a token, as they lie in memory.
-#[derive(Clone, Copy)]
-pub struct RawGates<const CHANNELS: usize> {
-    /// g of this lane's channels; of the head where `CHANNELS` is 1.
-    pub g: Raw<CHANNELS>,
-    /// β or its logit.
-    pub b: Raw<1>,
-    /// A_log of the head.
-    pub a_log: f32,
-    /// dt_bias of the same channels.
-    pub dt_bias: Raw<CHANNELS>,
-}
-
-/// A_log of this head and its row among the gate's parameters; 0 without.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn load_a_log(c: &StepConstants, params: &StepParams, row: Row) -> f32 {
-    if c.has_a_log == 0 {
-        return 0.0;
-    }
-    f32::from_bits(load_b32(params.a_log + 4 * gate_row(c, row) as u64))
-}
-
-/// Row of A_log and dt_bias.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn gate_row(c: &StepConstants, row: Row) -> u32 {
-    if c.gate_rows_h != 0 { row.h } else { row.hv }
-}
-
-/// β of token `t`, as it lies in memory.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
-    load_one(tokens.b.at(t, 0), c.b_element)
-}
-
-impl<const CHANNELS: usize> RawGates<CHANNELS> {
-    /// α of each channel, and β.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
-        let (mut decay, beta) = self.log_values(c);
-        each!(i in 0..CHANNELS => decay[i] = gate::exp(decay[i]));
-        (decay, beta)
-    }
-
-    /// log α of each channel, and β.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn log_values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {
-        let mut decay = self.g.to_f32(c.g_element);
-        each!(i in 0..CHANNELS => {
-            let dt_bias = f32::from_bits(self.dt_bias.0[i]);
-            decay[i] = log_decay(c, decay[i], self.a_log, dt_bias);
-        });
-        (decay, self.beta(c))
-    }
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn beta(self, c: &StepConstants) -> f32 {
-        let [b] = self.b.to_f32(c.b_element);
-        if c.beta_logit != 0 {
-            gate::sigmoid(b) * f32::from_bits(c.beta_scale)
-        } else {
-            b
-        }
-    }
-}
-
-/// The gates of a token as a lane with 8 channels takes them.
-#[derive(Clone, Copy)]
-pub struct LaneGates {
-    /// KDA's.
-    channels: RawGates<8>,
-    /// GDN's; β of both.
-    head: RawGates<1>,
-}
-
-impl LaneGates {
-    /// Of token `t`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn load<G: Decays, S: StateElement, const K: u32>(
-        c: &StepConstants,
-        params: &StepParams,
-        row: Row,
-        tokens: &Tokens,
-        t: u32,
-        share: Share,
-    ) -> Self {
-        let wide = c.wide_io != 0;
-        let gate_row = gate_row(c, row) as u64;
-        let (mut g, mut dt_bias) = (Raw([0; 8]), Raw([0; 8]));
-        let (mut head_g, mut head_dt_bias) = (Raw([0]), Raw([0]));
-        if G::per_channel(c) {
-            g = share.load_matching::<S>(tokens.g.at(t, 0), c.g_element, wide);
-            if c.has_dt_bias != 0 {
-                let address = params.dt_bias + gate_row * (K * 4) as u64;
-                dt_bias = share.load_matching::<S>(address, Element::F32 as u32, wide);
-            }
-        } else {
-            head_g = load_one(tokens.g.at(t, 0), c.g_element);
-            if c.has_dt_bias != 0 {
-                head_dt_bias = load_one(params.dt_bias + gate_row * 4, Element::F32 as u32);
-            }
-        }
-        let b = load_beta(c, tokens, t);
-        let a_log = load_a_log(c, params, row);
-        Self {
-            channels: RawGates {
-                g,
-                b,
-                a_log,
-                dt_bias,
-            },
-            head: RawGates {
-                g: head_g,
-                b,
-                a_log,
-                dt_bias: head_dt_bias,
-            },
-        }
-    }
-
-    /// KDA's α of the lane's channels; then what [`crate::math::delta_rule::Factors`] take: GDN's α (KDA's 1) and β. All
-    /// lanes of the warp call it; `together` where all of its groups of `lanes` lanes have this token.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn values<G: Decays>(
-        self,
-        c: &StepConstants,
-        lanes: u32,
-        together: bool,
-    ) -> ([f32; 8], (f32, f32)) {
-        if G::per_channel(c) {
-            let (decay, beta) = if together {
-                self.channels.values_together(c, lanes)
-            } else {
-                self.channels.values(c)
-            };
-            (decay, (1.0, beta))
-        } else {
-            let ([decay], beta) = self.head.values(c);
-            ([0.0; 8], (decay, beta))
-        }
-    }
-}
-
-impl LaneGates {
-    /// As [`Self::values`] with log α, of GDN the same in every place, of one token that all of a warp's groups of `lanes`
-    /// lanes have.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn log_values<G: Decays>(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
-        if G::per_channel(c) {
-            if c.gate == Gate::Log as u32 {
-                return self.channels.log_values(c);
-            }
-            self.channels.together(c, lanes, |log_decay| log_decay)
-        } else {
-            let ([log_decay], beta) = self.head.log_values(c);
-            ([log_decay; 8], beta)
-        }
-    }
-}
-
-impl RawGates<8> {
-    /// As [`Self::values`], of one token that all of a warp's groups of `lanes` lanes have: each computes a part of the
-    /// channels for all. All lanes of the warp call it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn values_together(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
-        if c.gate == Gate::Log as u32 {
-            return self.values(c);
-        }
-        self.together(c, lanes, gate::exp)
-    }
-
-    /// `of` log α of each channel, computed so, and β.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn together(self, c: &StepConstants, lanes: u32, of: impl Fn(f32) -> f32) -> ([f32; 8], f32) {
-        let mut decay = self.g.to_f32(c.g_element);
-        let mut dt_bias = self.dt_bias.0.map(f32::from_bits);
-        let mut count = 8;
-        let mut mask = 16;
-        while mask >= lanes {
-            count /= 2;
-            let upper = lane_id() & mask != 0;
-            each!(i in 0..count => {
-                decay[i] = if upper { decay[count + i] } else { decay[i] };
-                dt_bias[i] = if upper {
-                    dt_bias[count + i]
-                } else {
-                    dt_bias[i]
-                };
-            });
-            mask /= 2;
-        }
-        each!(i in 0..count => decay[i] = of(log_decay(c, decay[i], self.a_log, dt_bias[i])));
-        mask = lanes;
-        while mask <= 16 {
-            let upper = lane_id() & mask != 0;
-            each!(i in 0..count => {
-                let (own, other) = (decay[i], warp_shuffle_xor(decay[i], mask));
-                decay[i] = if upper { other } else { own };
-                decay[count + i] = if upper { own } else { other };
-            });
-            count *= 2;
-            mask *= 2;
-        }
-        (decay, self.beta(c))
-    }
-}
-
-/// log α of one x.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
-    if c.gate == Gate::Log as u32 {
-        x
-    } else if c.gate == Gate::Softplus as u32 {
-        gate::log_decay(x, a_log, dt_bias)
-    } else {
-        gate::lower_bound_log_decay(x, f32::from_bits(c.lower_bound), a_log, dt_bias)
-    }
 }

@@ -2,11 +2,10 @@
 
 use core::marker::PhantomData;
 
+use super::gates::{RawGates, gate_row, load_a_log, load_beta};
 use super::prepared::Prepared;
 use super::slots::{Slots, token_slot};
-use super::tokens::{
-    Decays, RawGates, Tokens, clear_rest_of_tile, gate_row, load_a_log, load_beta,
-};
+use super::tokens::{Decays, Tokens, clear_rest_of_tile};
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::rarely;
@@ -16,7 +15,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Family, Kernel, Layout, Shared, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
@@ -62,25 +61,23 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
 {
     type Params = StepParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = Self::THREADS;
-    const TILES: u32 = V / Self::COLUMNS;
-    const MIN_BLOCKS_PER_SM: u32 = 512 / Self::THREADS;
-    const SHARED_BYTES: u32 = Self::TOKENS;
-    const SHARED_BYTES_PER_TOKEN: u32 = Self::TOKEN_BYTES;
-    const SHARED_OF_CHANNELS: Shared = Shared {
-        per_token: Self::DECAY_BYTES,
-        ..Shared::NONE
+    const DESCRIPTION: Description = Description {
+        tiles: V / Self::COLUMNS,
+        min_blocks_per_sm: 512 / Self::THREADS,
+        shared_of_channels: Shared {
+            per_token: Self::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: Self::TOKENS,
+            per_token: Self::TOKEN_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(
+            Self::THREADS,
+            Computes::new(Family::RECURRENT, G::OF_CHANNELS, [K, V]).on(Layout::VLast, S::ELEMENT),
+        )
     };
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::Recurrent,
-        per_channel: G::OF_CHANNELS,
-        states: Some(States {
-            layout: Layout::VLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
@@ -92,7 +89,12 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             )
         };
         let c = StepConstants::get();
-        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
         let share = Share {
             lane: thread_idx_x() % LANES,
             lanes: LANES,

@@ -8,7 +8,6 @@ use std::{env, thread};
 use gated_delta::driver::{Context, Device, DeviceMemory, Stream};
 use gated_delta::{Entry, Error, Library, StreamRef, Tensor};
 use gated_delta_harness::arguments::Arguments;
-use gated_delta_kernels::launch::Family;
 
 use crate::case::Case;
 
@@ -74,11 +73,7 @@ fn backends_of(machine: usize) -> &'static [Backend] {
 /// Whether `entry` is a prefill's chain for every GPU but Hopper.
 #[must_use]
 pub fn is_portable_chain(entry: Entry) -> bool {
-    let family = entry.computes().map(|computes| computes.family);
-    let is_chain = matches!(
-        family,
-        Some(Family::GdnPrefillChain | Family::KdaPrefillChain)
-    );
+    let is_chain = (entry.computes()).is_some_and(|computes| computes.family.is_chain());
     is_chain && !entry.takes_warpgroups()
 }
 

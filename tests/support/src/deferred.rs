@@ -8,7 +8,6 @@ use gated_delta_harness::arguments::{
     Arguments, Convolved, DecayKind, GateKind, GatedNorm, New, Operator, Pending, Tokens,
 };
 use gated_delta_kernels::constants::Element;
-use gated_delta_kernels::launch::Family;
 use gated_delta_reference::compare::{CONVOLVED, Tolerance};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred as Reference, Rings};
@@ -273,15 +272,7 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
 /// Whether an entry is for a convolution, a norm or both.
 #[must_use]
 pub fn is_layer(entry: Entry) -> bool {
-    let family = entry.computes().map(|computes| computes.family);
-    matches!(
-        family,
-        Some(
-            Family::DeferredLayer
-                | Family::GdnDeferredLayerParallel
-                | Family::KdaDeferredLayerParallel
-        )
-    )
+    (entry.computes()).is_some_and(|computes| computes.family.layer && computes.family.deferred)
 }
 
 /// Positions of the tensors' buffers.

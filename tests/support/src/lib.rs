@@ -78,7 +78,10 @@ pub fn for_all<S: Strategy<Value: Debug>>(
 pub fn entries_of_each_kind() -> Vec<Entry> {
     let kind = |entry: Entry| {
         let computes = entry.computes();
-        let computes = computes.map(|of| (of.family, of.states.map(|states| states.layout)));
+        let computes = computes.map(|of| {
+            let layout = of.states.map(|states| states.layout);
+            (of.family, of.per_channel, layout)
+        });
         let name = computes.is_none().then(|| entry.name());
         (
             computes,

@@ -4,7 +4,7 @@ use gated_delta::{Activation, Entry, Formulation};
 use gated_delta_harness::arguments::{
     Arguments, Convolved, GatedNorm, Kept, KeptX, New, Operator, Packed, Tokens,
 };
-use gated_delta_kernels::launch::Family;
+use gated_delta_kernels::launch::{Family, Stage};
 use gated_delta_kernels::prefill;
 use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 
@@ -284,13 +284,11 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
         (None, None) => return None,
     };
     let ratio = (problem.value_heads() / heads) as u32;
-    let wanted = match problem.gates.operator() {
-        Operator::Gdn => Family::GdnPrefillPrepare,
-        Operator::Kda => Family::KdaPrefillPrepare,
-    };
+    let per_channel = Some(problem.gates.operator() == Operator::Kda);
+    let wanted = (Family::chunked(Stage::Prepare), per_channel, v_dim as u32);
     let prepares = |entry: &&Entry| {
         let computes = entry.computes();
-        computes.is_some_and(|it| (it.family, it.v) == (wanted, v_dim as u32))
+        computes.is_some_and(|it| (it.family, it.per_channel, it.v) == wanted)
     };
     let entry = Entry::ALL.iter().find(prepares)?;
     let units = prefill::units(total as u64, rows as u64, problem.positions.is_some());

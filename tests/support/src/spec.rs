@@ -175,13 +175,7 @@ impl Family {
                 false => Operator::Gdn,
             },
             decode: family.max_tokens() == 1,
-            layer: matches!(
-                family,
-                launch::Family::Layer
-                    | launch::Family::LayerMtp
-                    | launch::Family::GdnLayerParallel
-                    | launch::Family::KdaLayerParallel
-            ),
+            layer: family.layer,
             formulation: match (family.is_chunked(), family.is_parallel()) {
                 (true, _) => Formulation::Chunked,
                 (_, true) => Formulation::Parallel,

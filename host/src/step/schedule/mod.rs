@@ -10,7 +10,7 @@ pub(crate) use shapes::WHOLE_BYTES;
 use std::convert::Infallible;
 
 use gated_delta_kernels::launch::LaunchShape;
-use gated_delta_kernels::prefill::ALL_PIECES;
+use gated_delta_kernels::prefill::ALL_CHUNKS;
 use gated_delta_kernels::step::PrefillParams;
 
 use crate::Entry;
@@ -33,7 +33,7 @@ impl Segment {
     /// All that there are.
     pub const ALL: Self = Self {
         first: 0,
-        end: ALL_PIECES,
+        end: ALL_CHUNKS,
     };
 }
 
@@ -51,7 +51,7 @@ impl<T> Launch<T> {
     /// Says in the parameter of a prefill what it is that is launched.
     pub fn say(&self, params: &mut PrefillParams) {
         let Segment { first, end } = self.segment;
-        (params.first_piece, params.end_piece) = (first, end);
+        (params.first_chunk, params.end_chunk) = (first, end);
         // A chain's; others do not look at it.
         params.turns = self.shape.grid[2];
         params.has_singles = self.has_singles.into();
@@ -157,7 +157,7 @@ impl<T: Copy> Launches<T> {
         let mut segment = Segment::ALL;
         for cut in 0..MOST_SEGMENTS {
             let next = self.cuts.firsts.get(cut).copied().unwrap_or(0);
-            segment.end = if next == 0 { ALL_PIECES } else { next };
+            segment.end = if next == 0 { ALL_CHUNKS } else { next };
             if let Some((of, shape)) = self.beside.prepare {
                 launch(of, self.cuts.shape_of(shape, segment, overlaps), segment)?;
             }

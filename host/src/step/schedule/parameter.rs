@@ -1,7 +1,7 @@
 //! The parameter of a launch: addresses and sizes.
 
 use bytemuck::Zeroable;
-use gated_delta_kernels::prefill::{ALL_PIECES, CHUNK};
+use gated_delta_kernels::prefill::{ALL_CHUNKS, CHUNK};
 use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams};
 
 use super::Launch;
@@ -66,7 +66,7 @@ impl Request<'_> {
         if !self.is_chunked() {
             return PrefillParams {
                 layer,
-                end_piece: ALL_PIECES,
+                end_chunk: ALL_CHUNKS,
                 ..Zeroable::zeroed()
             };
         }
@@ -97,8 +97,8 @@ impl Request<'_> {
             b_row: row(A::Beta),
             x_row: row(A::X),
             z_row: row(A::Z),
-            first_piece: 0,
-            end_piece: ALL_PIECES,
+            first_chunk: 0,
+            end_chunk: ALL_CHUNKS,
             turns: rows,
             has_singles: 0,
             layer,

@@ -7,7 +7,7 @@ mod tests;
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::{Family, Layout, States};
+use gated_delta_kernels::launch::{Family, Layout, Stage, States};
 
 use super::args::StateLayout;
 use super::gpu::{Gpu, MEASURED_ON, serves};
@@ -44,14 +44,15 @@ const ELSEWHERE: u32 = 0;
 /// The only entry of a family for each K: 64, 96 and 128.
 type ByDim = [Option<Entry>; 3];
 
-/// Finds the entries of a family that has one for each K.
+/// Finds the entries of a prefill's stage that has one for each K: of an operator, or of both.
 macro_rules! by_dim {
-    ($family:ident) => {{
+    ($stage:ident, $per_channel:pat) => {{
         const fn find(k: u32) -> Option<Entry> {
             let mut at = 0;
             while at < Entry::ALL.len() {
                 if let Some(computes) = Entry::ALL[at].computes()
-                    && matches!(computes.family, Family::$family)
+                    && matches!(computes.family.stage(), Some(Stage::$stage))
+                    && matches!(computes.per_channel, $per_channel)
                     && computes.k == k
                 {
                     return Some(Entry::ALL[at]);
@@ -86,30 +87,30 @@ impl Kind {
 
     /// The preparation, which is launched before its entries with the same constants.
     pub fn prepare(self) -> Option<Entry> {
-        const GDN: ByDim = by_dim!(GdnPrefillPrepare);
-        const KDA: ByDim = by_dim!(KdaPrefillPrepare);
-        match self.family {
-            Family::GdnPrefillChain => self.of_dim(GDN),
-            Family::KdaPrefillChain => self.of_dim(KDA),
-            _ => None,
+        const GDN: ByDim = by_dim!(Prepare, Some(false));
+        const KDA: ByDim = by_dim!(Prepare, Some(true));
+        match (self.family.is_chain(), self.per_channel) {
+            (true, false) => self.of_dim(GDN),
+            (true, true) => self.of_dim(KDA),
+            (false, _) => None,
         }
     }
 
     /// The convolution, which is launched before [`Self::prepare`] with the same constants.
     pub fn convolve(self) -> Option<Entry> {
-        const ALL: ByDim = by_dim!(PrefillConvolve);
+        const ALL: ByDim = by_dim!(Convolve, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
     /// The last launch, after its entries with the same constants: it writes windows, and norms o of rows that are not short.
     pub fn finish(self) -> Option<Entry> {
-        const ALL: ByDim = by_dim!(PrefillFinish);
+        const ALL: ByDim = by_dim!(Finish, _);
         self.of_dim(ALL).filter(|_| self.is_chunked())
     }
 
     /// The kernel of rows of one token, which is launched after its entries, concurrent with them, with the same constants.
     pub fn single(self) -> Option<Entry> {
-        const ALL: ByDim = by_dim!(PrefillSingle);
+        const ALL: ByDim = by_dim!(Single, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
@@ -137,12 +138,8 @@ impl Kind {
 
     /// The kind of rows of at most 64 tokens, where these have kernels of their own.
     pub fn of_short_rows(self) -> Option<Self> {
-        let family = match self.family {
-            Family::GdnPrefillChain => Family::GdnPrefillShort,
-            Family::KdaPrefillChain => Family::KdaPrefillShort,
-            _ => return None,
-        };
-        Some(Self { family, ..self })
+        let family = Family::chunked(Stage::Short);
+        (self.family.is_chain()).then_some(Self { family, ..self })
     }
 
     /// Most value heads of a query/key head, where its kernels compute all of these together.
@@ -254,7 +251,7 @@ impl Kind {
             return Error::Unsupported {
                 what: "kernel",
                 got: format!(
-                    "{:?} of {of} with HV / H = {}, on a GPU without clusters of blocks",
+                    "{} of {of} with HV / H = {}, on a GPU without clusters of blocks",
                     self.family, self.ratio
                 ),
                 allowed: "compute capability 9.0 or newer, or the recurrent formulation",
@@ -266,7 +263,7 @@ impl Kind {
         Error::Unsupported {
             what: "kernel",
             got: format!(
-                "{:?} of {of}, {} {} states, K = {}, V = {}",
+                "{} of {of}, {} {} states, K = {}, V = {}",
                 self.family, self.layout, self.state, self.k_dim, self.v_dim
             ),
             allowed: "no variant of it is compiled",

@@ -1,7 +1,7 @@
 //! Thresholds: which entry a number of states gets. `build.rs` makes the match of them of `tiles.txt`.
 
 use gated_delta_kernels::entries::Entry;
-use gated_delta_kernels::launch::Family;
+use gated_delta_kernels::launch::{Family, Form, Stage};
 
 use super::{ANY, ELSEWHERE, Row};
 use crate::step::args::StateLayout;

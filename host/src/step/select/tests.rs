@@ -91,7 +91,7 @@ fn what_is_kept_chooses() {
         mode,
         ratio: 2,
         tokens,
-        ..kind(Family::Recurrent, false, layout, state, [128, 128])
+        ..kind(Family::RECURRENT, false, layout, state, [128, 128])
     };
     let (k_last, v_last) = (StateLayout::KLast, StateLayout::VLast);
     let (each, last, other) = (Mode::Each, Mode::Update, Mode::Verify);
@@ -193,16 +193,10 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
         for ratio in [1, 2, most] {
             let kind = Kind { ratio, ..kind };
             // Short rows are worked by the chain there.
-            let is_short = matches!(
-                kind.family,
-                Family::GdnPrefillShort | Family::KdaPrefillShort
-            );
+            let is_short = kind.family.stage() == Some(Stage::Short);
             // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
             // of one.
-            let clusters = matches!(
-                kind.family,
-                Family::GdnDeferredLayerParallel | Family::KdaDeferredLayerParallel
-            );
+            let clusters = kind.family == Family::PARALLEL.in_layer().on_deferred();
             let has_whole_blocks = !(kind.is_layer() && kind.family.is_parallel());
             let alone = (ratio == 1 && !clusters) || has_whole_blocks;
             for heads in [1, 100, 10_000] {
@@ -268,7 +262,13 @@ fn what_has_no_room_in_a_block_is_an_error() {
 #[test]
 fn a_block_has_room_for_the_state_that_is_brought() {
     let bytes = |entry, layout, state| {
-        let of_two = kind(Family::GdnPrefillChain, false, layout, state, [128, 128]);
+        let of_two = kind(
+            Family::chunked(Stage::Chain),
+            false,
+            layout,
+            state,
+            [128, 128],
+        );
         let kind = Kind { ratio: 2, ..of_two };
         kind.shared_bytes(entry)
     };
@@ -316,7 +316,7 @@ fn entries_without_room_are_passed_over() {
 fn what_is_not_compiled_is_an_error() {
     let dims = [96, 192];
     let kind = kind(
-        Family::GdnMtpParallel,
+        Family::PARALLEL,
         false,
         StateLayout::KLast,
         DType::F16,
@@ -324,7 +324,7 @@ fn what_is_not_compiled_is_an_error() {
     );
     assert_eq!(
         kind.entry(1, MEASURED_ON).unwrap_err().to_string(),
-        "kernel = GdnMtpParallel of GDN, k_last f16 states, K = 96, V = 192 is not supported: no variant of it is compiled"
+        "kernel = parallel step of GDN, k_last f16 states, K = 96, V = 192 is not supported: no variant of it is compiled"
     );
     assert_eq!(kind.variants().count(), 0);
 }

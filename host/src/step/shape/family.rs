@@ -1,6 +1,6 @@
 //! Which kernels compute a request: those of its formulation, where they take the tokens and the states.
 
-use gated_delta_kernels::launch::Family;
+use gated_delta_kernels::launch::{Family, Stage};
 
 use super::extents::Extents;
 use crate::error::{Error, excludes};
@@ -16,10 +16,7 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     let tokens = request.inputs.map(|_| extents.new.tokens);
     let previous_tokens = request.stored.map(|_| extents.previous.tokens);
     if request.is_chunked() {
-        return Ok(match request.gates.per_channel {
-            false => Family::GdnPrefillChain,
-            true => Family::KdaPrefillChain,
-        });
+        return Ok(Family::chunked(Stage::Chain));
     }
     let is_layer =
         request.conv().is_some() || request.norm.is_some() || request.has(Argument::Windows);
@@ -33,10 +30,7 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
                 _ => "1, or up to 8 with Formulation::Parallel",
             };
             up_to("T with pending", tokens, 1, allowed)?;
-            return Ok(match is_layer {
-                false => Family::Deferred,
-                true => Family::DeferredLayer,
-            });
+            return Ok(around(Family::DECODE, is_layer).on_deferred());
         }
         let allowed = match request.options.formulation {
             Formulation::Auto => "at least 1",
@@ -46,10 +40,10 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
         up_to("T'", previous_tokens, MAX_TOKENS, "1 to 16")?;
         let is_one = tokens == Some(1) && previous_tokens.is_none() && is_plain(request);
         return Ok(match (is_layer, is_one) {
-            (true, true) => Family::Layer,
-            (true, false) => Family::LayerMtp,
-            (false, true) if !request.gates.per_channel => Family::GdnDecode,
-            (false, _) => Family::Recurrent,
+            (true, true) => Family::DECODE.in_layer(),
+            (true, false) => Family::RECURRENT.in_layer(),
+            (false, true) if !request.gates.per_channel => Family::DECODE,
+            (false, _) => Family::RECURRENT,
         });
     }
     let parallel = (true, "formulation = parallel");
@@ -90,19 +84,17 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
             &[(request.pool().tensor.dtype() == DType::F16, "an f16 state")],
             "with formulation = recurrent such steps are of one token",
         )?;
-        return Ok(match (request.gates.per_channel, is_layer) {
-            (false, false) => Family::GdnDeferredParallel,
-            (false, true) => Family::GdnDeferredLayerParallel,
-            (true, false) => Family::KdaDeferredParallel,
-            (true, true) => Family::KdaDeferredLayerParallel,
-        });
+        return Ok(around(Family::PARALLEL, is_layer).on_deferred());
     }
-    Ok(match (request.gates.per_channel, is_layer) {
-        (false, false) => Family::GdnMtpParallel,
-        (false, true) => Family::GdnLayerParallel,
-        (true, false) => Family::KdaRecurrentParallel,
-        (true, true) => Family::KdaLayerParallel,
-    })
+    Ok(around(Family::PARALLEL, is_layer))
+}
+
+/// `family`, with a convolution and a norm around it where there is a layer.
+fn around(family: Family, is_layer: bool) -> Family {
+    match is_layer {
+        false => family,
+        true => family.in_layer(),
+    }
 }
 
 /// Dense rows, whose states go to one place at most.

@@ -484,22 +484,22 @@ fn a_gpu_without_clusters_has_a_choice_of_its_own() {
         };
         assert_eq!(
             family(layer, Auto, (9, 0)).unwrap(),
-            Family::GdnLayerParallel
+            Family::PARALLEL.in_layer()
         );
-        assert_eq!(family(layer, Auto, (8, 6)).unwrap(), Family::LayerMtp);
+        assert_eq!(
+            family(layer, Auto, (8, 6)).unwrap(),
+            Family::RECURRENT.in_layer()
+        );
         let refused = family(layer, Parallel, (8, 6)).unwrap_err().to_string();
         assert!(refused.contains("without clusters of blocks"), "{refused}");
         // A cluster has one block where there is one value head for each query/key head.
         let alone = Launch { ratio: 1, ..layer };
         assert_eq!(
             family(alone, Auto, (8, 6)).unwrap(),
-            Family::GdnLayerParallel
+            Family::PARALLEL.in_layer()
         );
     }
-    assert_eq!(
-        family(VERIFY, Auto, (8, 6)).unwrap(),
-        Family::GdnMtpParallel
-    );
+    assert_eq!(family(VERIFY, Auto, (8, 6)).unwrap(), Family::PARALLEL);
 }
 
 /// A cluster has the value heads of a query/key head where these are computed together.

@@ -247,18 +247,21 @@ fn taps_that_are_aligned_to_their_bytes_are_read_at_once() {
 
 #[test]
 fn a_layer_has_kernels_of_its_own_and_fresh_rows_have_not() {
-    assert_eq!(operator(&layer()), (Family::Layer, false));
-    assert_eq!(operator(&with_conv(convolution())), (Family::Layer, false));
-    assert_eq!(operator(&decode().norm(norm())), (Family::Layer, false));
+    assert_eq!(operator(&layer()), (Family::DECODE.in_layer(), false));
     assert_eq!(
-        operator(&decode().fresh(fresh())),
-        (Family::GdnDecode, false)
+        operator(&with_conv(convolution())),
+        (Family::DECODE.in_layer(), false)
     );
-    assert_eq!(operator(&kda_layer()), (Family::Layer, true));
+    assert_eq!(
+        operator(&decode().norm(norm())),
+        (Family::DECODE.in_layer(), false)
+    );
+    assert_eq!(operator(&decode().fresh(fresh())), (Family::DECODE, false));
+    assert_eq!(operator(&kda_layer()), (Family::DECODE.in_layer(), true));
     let mut kda = kda_layer();
     let (qk, vo) = (tensor(Bf16, &[2, 1, 2, 64]), tensor(Bf16, &[2, 1, 4, 64]));
     (kda.inputs, kda.norm) = (Inputs::qkv(qk, qk, vo), None);
-    assert_eq!(operator(&kda.fresh(fresh())), (Family::Recurrent, true));
+    assert_eq!(operator(&kda.fresh(fresh())), (Family::RECURRENT, true));
     assert_eq!(constants(&kda_layer()).g_head, 64);
 }
 

@@ -96,16 +96,25 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         normed(resume()),
         with_states(verify(), States::read_only(pool())),
     ] {
-        assert_eq!(operator(&step), (Family::LayerMtp, false));
-        assert_eq!(operator(&step.fresh(fresh())), (Family::LayerMtp, false));
+        assert_eq!(operator(&step), (Family::RECURRENT.in_layer(), false));
+        assert_eq!(
+            operator(&step.fresh(fresh())),
+            (Family::RECURRENT.in_layer(), false)
+        );
     }
-    assert_eq!(operator(&conv_commit()), (Family::LayerMtp, false));
+    assert_eq!(
+        operator(&conv_commit()),
+        (Family::RECURRENT.in_layer(), false)
+    );
     assert_eq!(
         operator(&conv_commit().fresh(fresh())),
-        (Family::LayerMtp, false)
+        (Family::RECURRENT.in_layer(), false)
     );
     let kda = kda(KdaDecay::Log);
-    assert_eq!(operator(&kda.norm(norm())), (Family::LayerMtp, true));
+    assert_eq!(
+        operator(&kda.norm(norm())),
+        (Family::RECURRENT.in_layer(), true)
+    );
 
     // Of one token, whose state goes to more than one place, or which is not alone.
     let one = convolution(tensor(Bf16, &[2, 1, D]), 4, 3);
@@ -116,24 +125,30 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     };
     let update = || decode(States::update(pool()).into());
     let slots = States::per_token(pool(), tensor(I32, &[2, 1]));
-    assert_eq!(operator(&update()), (Family::Layer, false));
-    assert_eq!(operator(&update().fresh(fresh())), (Family::Layer, false));
+    assert_eq!(operator(&update()), (Family::DECODE.in_layer(), false));
+    assert_eq!(
+        operator(&update().fresh(fresh())),
+        (Family::DECODE.in_layer(), false)
+    );
     assert_eq!(
         operator(&update().snapshots(snapshots())),
-        (Family::LayerMtp, false)
+        (Family::RECURRENT.in_layer(), false)
     );
-    assert_eq!(operator(&decode(slots.into())), (Family::LayerMtp, false));
+    assert_eq!(
+        operator(&decode(slots.into())),
+        (Family::RECURRENT.in_layer(), false)
+    );
     let previous = Previous {
         gate: tensor(F32, &[2, 5, 4]),
         ..previous_x()
     };
     assert_eq!(
         operator(&update().previous(previous)),
-        (Family::LayerMtp, false)
+        (Family::RECURRENT.in_layer(), false)
     );
     let mut of_one = packed_rows();
     of_one.packed.as_mut().unwrap().max_tokens = 1;
-    assert_eq!(operator(&of_one), (Family::LayerMtp, false));
+    assert_eq!(operator(&of_one), (Family::RECURRENT.in_layer(), false));
 }
 
 /// They have those of today.
@@ -147,16 +162,16 @@ fn fresh_rows_alone_have_no_kernels_of_their_own() {
         resume(),
         with_states(gdn(), States::read_only(pool())),
     ] {
-        assert_eq!(operator(&step.fresh(fresh())), (Family::Recurrent, false));
+        assert_eq!(operator(&step.fresh(fresh())), (Family::RECURRENT, false));
         assert_eq!(constants(&step.fresh(fresh())).fresh_index, 1);
     }
     let commit = commit().fresh(at(0x9_0000, I64, &[2]));
-    assert_eq!(operator(&commit), (Family::Recurrent, false));
+    assert_eq!(operator(&commit), (Family::RECURRENT, false));
     assert_eq!(constants(&commit).fresh_index, 2);
     assert_eq!(commit.params().step.fresh, 0x9_0000);
     assert_eq!(
         operator(&kda(KdaDecay::Log).fresh(fresh())),
-        (Family::Recurrent, true)
+        (Family::RECURRENT, true)
     );
 }
 
@@ -652,7 +667,7 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
         of_kind(&commit)
     };
     let read_only = with_states(verify(), States::read_only(pool()));
-    let layer = |mode| (Family::GdnLayerParallel, mode);
+    let layer = |mode| (Family::PARALLEL.in_layer(), mode);
     assert_eq!(of(verify()), layer(Update));
     assert_eq!(of(packed_rows()), layer(Update));
     assert_eq!(of(read_only), layer(Verify));
@@ -660,7 +675,7 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     assert_eq!(of(gdn().norm(norm())), layer(Update));
     assert_eq!(of_commit(conv_commit()), layer(Commit));
     assert_eq!(of_commit(conv_commit().fresh(fresh())), layer(Commit));
-    assert_eq!(of(gdn().fresh(fresh())), (Family::GdnMtpParallel, Update));
+    assert_eq!(of(gdn().fresh(fresh())), (Family::PARALLEL, Update));
     let mut kda = kda(KdaDecay::Log).norm(norm());
     kda.options = parallel;
     let message = kda.bytes().unwrap_err().to_string();

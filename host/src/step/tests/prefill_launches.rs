@@ -226,7 +226,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
         assert!(chain.shape.overlaps && chain.shape.shared_bytes == 227 << 10);
         let stretch = |launch: &crate::raw::Launch| {
             let params: PrefillParams = bytemuck::pod_read_unaligned(launch.parameter());
-            (params.first_piece, params.end_piece)
+            (params.first_chunk, params.end_chunk)
         };
         assert_eq!(stretch(prepare), stretch(chain));
         let (first, next) = stretch(chain);
@@ -247,7 +247,7 @@ fn other_rows_are_launched_at_once() {
         let recipe = step.recipe_for(multiprocessors, (9, 0)).unwrap();
         for launch in recipe.launches() {
             let params = launch.params;
-            let all = (params.first_piece, params.end_piece) == (0, u32::MAX);
+            let all = (params.first_chunk, params.end_chunk) == (0, u32::MAX);
             assert_eq!(all, recipe.launches().count() == 2);
         }
         recipe.launches().count()

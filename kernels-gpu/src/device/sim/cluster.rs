@@ -11,7 +11,7 @@ use super::fibers::{At, Fiber};
 use super::mailbox::{Mailboxes, all_mail};
 use super::race::Access;
 use super::shared::SharedMemory;
-use crate::launch::LaunchShape;
+use crate::device::shapes::LaunchShape;
 
 /// Blocks that a cluster may have on every GPU that has clusters.
 pub const PORTABLE_BLOCKS: usize = 8;

@@ -13,7 +13,7 @@ use super::fault::{Fault, Problem};
 use super::matrix;
 use super::shared::BASE;
 use super::warpgroup::Product;
-use crate::constants::Element;
+use crate::device::shapes::Element;
 
 pub type Fiber = Coroutine<(), (), ()>;
 

@@ -2,7 +2,7 @@
 
 use super::block::{LANES, Words};
 use super::float::b16x2_to_f32;
-use crate::constants::Element;
+use crate::device::shapes::Element;
 
 /// What a lane brings to a multiplication.
 pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use super::row::{DecodeGates, DecodeSlots};
 use crate::device::float::fma;
 use crate::device::thread::thread_idx_x;
-use crate::launch::{Computes, Family, Kernel, Layout, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load};
@@ -37,25 +37,25 @@ impl<
 {
     type Params = StepParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = THREADS;
-    const TILES: u32 = V / (THREADS / lanes_of(K, PARTS) * ROWS as u32);
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::GdnDecode,
-        per_channel: Some(false),
-        states: Some(States {
-            layout: Layout::KLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        tiles: V / (THREADS / lanes_of(K, PARTS) * ROWS as u32),
+        ..Description::of(
+            THREADS,
+            Computes::new(Family::DECODE, Some(false), [K, V]).on(Layout::KLast, S::ELEMENT),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         let lanes = const { lanes_of(K, PARTS) };
         let c = StepConstants::get();
-        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
         let share = Share {
             lane: thread_idx_x() % lanes,
             lanes,
@@ -74,7 +74,7 @@ impl<
             let q = share.load_parts::<S, PARTS>(row.q(&c, params, 0), c.q_element, wide);
             let v = load::<ROWS>(row.v(&c, params, first), c.v_element, wide);
             let gates = DecodeGates::load(&c, params, row);
-            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            // Loads first: docs/compiler.md.
             if !live {
                 if share.lane == 0 {
                     elements::store([0.0; ROWS], row.o(&c, params, first), c.o_element, wide);

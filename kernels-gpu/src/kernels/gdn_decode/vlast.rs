@@ -11,7 +11,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Family, Kernel, Layout, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, bytes_of, load, load_one};
@@ -49,25 +49,25 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
 {
     type Params = StepParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = Self::THREADS;
-    const TILES: u32 = V / Self::COLUMNS;
-    const SHARED_BYTES: u32 = Self::DECAY + 16;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: Family::GdnDecode,
-        per_channel: Some(false),
-        states: Some(States {
-            layout: Layout::VLast,
-            element: S::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = Description {
+        tiles: V / Self::COLUMNS,
+        shared: Shared::of_block(Self::DECAY + 16),
+        ..Description::of(
+            Self::THREADS,
+            Computes::new(Family::DECODE, Some(false), [K, V]).on(Layout::VLast, S::ELEMENT),
+        )
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
         const { check_v_last(K, V, LANES, ROWS as u32) };
         let c = StepConstants::get();
-        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, Self::TILES);
+        let row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
         let (warp, group) = (thread_idx_x() / 32, thread_idx_x() / LANES);
         let share = Share {
             lane: thread_idx_x() % LANES,
@@ -96,7 +96,7 @@ impl<S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: 
             });
             let k = load::<ROWS>(row.k(&c, params, first), c.k_element, wide);
             let q = load::<ROWS>(row.q(&c, params, first), c.q_element, wide);
-            // Behind the loads, so that the assembler issues all of them first: docs/lab-notes.md.
+            // Loads first: docs/compiler.md.
             if !live {
                 if owns_column {
                     elements::store([0.0], row.o(&c, params, column), c.o_element, wide);

@@ -1,6 +1,6 @@
-//! What brings the pieces of a row to shared memory: a warpgroup of the block beside those that walk.
+//! What brings the chunks of a row to shared memory: a warpgroup of the block beside those that walk.
 
-use super::super::ALL_PIECES;
+use super::super::ALL_CHUNKS;
 use super::super::rows::{Span, halves};
 use super::super::state;
 use super::super::values::{self, TILE_BYTES};
@@ -16,13 +16,14 @@ use crate::device::shared::{
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
 use crate::layer::Place;
+use crate::math::each::each;
 use crate::recurrent::Gating;
 use crate::step::StepConstants;
 
-impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
+    Chain<'_, G, M, K, V, GROUPS>
 {
-    /// What a block does before its first row. All its threads come.
+    /// Opens the counters, before the block's first row. All its threads come.
     ///
     /// # Safety
     /// The block's shared memory is free.
@@ -31,60 +32,54 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         if thread_idx_x() == Self::THREADS {
             // The warp that brings slots comes twice.
             let copiers = Self::COPIERS + if c.checkpoint_every != 0 { 32 } else { 0 };
-            let mut i = 0;
-            while i < STAGES {
+            each!(i in 0..STAGES => {
                 // SAFETY: the caller's promise.
                 unsafe {
                     open_counter(Self::there(i), copiers);
                     open_counter(Self::free(i), Self::THREADS);
                 }
-                i += 1;
-            }
+            });
         }
         sync_threads();
     }
 
-    /// Waits until the stage of a piece may be filled, before which there were so many in all.
+    /// Waits until the stage of a chunk may be filled, before which there were so many in all.
     ///
     /// # Safety
     /// The counters are open.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn wait_for_stage(&self, pieces: u32) {
-        let (i, round) = M::stage_of(self.c, pieces);
+    unsafe fn wait_for_stage(&self, chunks: u32) {
+        let (i, round) = M::stage_of(self.c, chunks);
         if round > 0 {
-            // SAFETY: the caller's promise.
-            unsafe { wait_for_counter(Self::free(i), round - 1) };
+            wait_for_counter(Self::free(i), round - 1);
         }
     }
 
-    /// Starts to bring the row's state, which is not fresh, beside its first piece, by whose counter it is awaited.
+    /// Starts to bring the row's state, which is not fresh, beside its first chunk, by whose counter it is awaited.
     ///
     /// # Safety
-    /// As [`Self::walk`]'s; the stage of the first piece is free.
+    /// As [`Self::walk`]'s; the stage of the first chunk is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_state(&self, place: &Place, progress: &Progress) {
-        let pieces = progress.pieces;
+        let chunks = progress.chunks;
         // SAFETY: the caller's promise; one thread copies.
         unsafe {
-            // The state before is read, since a piece behind its first is waited for, or that.
-            if progress.before + 1 == pieces {
-                self.wait_for_stage(pieces + 1);
+            // The state before is read, since a chunk behind its first is waited for, or that.
+            if progress.before + 1 == chunks {
+                self.wait_for_stage(chunks + 1);
             }
             if thread_idx_x() == Self::THREADS {
                 let start = self.start(place);
-                let counter = Self::there(M::stage_of(self.c, pieces).0);
+                let counter = Self::there(M::stage_of(self.c, chunks).0);
                 let bytes = V * K * state::bytes_of(self.c);
                 copy_bulk(Self::state(), start.address, bytes, counter);
             }
         }
     }
 
-    /// Brings all pieces that [`Self::walk`] goes through, of the same row, each to its stage when that is free. It
-    /// begins with a row while the last pieces of those before are worked on. All threads of the copier come, here and
-    /// below; none waits for what it brings but a row's first piece.
-    ///
-    /// # Safety
-    /// As [`Self::walk`]'s.
+    /// Brings all chunks that [`Self::walk`] goes through, of the same row, each to its stage when that is free. It
+    /// begins with a row while the last chunks of those before are worked on. All threads of the copier come, here and
+    /// below; none waits for what it brings but a row's first chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy(&self, place: &Place, progress: &mut Progress) {
         let (params, span) = (self.params, &self.span);
@@ -94,30 +89,30 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             if self.c.checkpoint_every != 0 {
                 self.keep_span();
             }
-            self.wait_for_stage(progress.pieces);
+            self.wait_for_stage(progress.chunks);
             if self.brings_state(progress) && !place.is_fresh() {
                 self.copy_state(place, progress);
             }
         }
-        progress.before = progress.pieces;
-        let (unit, r) = (span.unit_from(params.first_piece), self.r());
+        progress.before = progress.chunks;
+        let (unit, r) = (span.unit_from(params.first_chunk), self.r());
         let of = (self.row.h, 0);
         let first = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
         let mut next = first.images;
-        let mut j = params.first_piece;
+        let mut j = params.first_chunk;
         // SAFETY: the caller's promise; where operands are copied in bulk one thread does so, else all do.
         unsafe {
             let mut slot = self.slot_behind(j);
             loop {
-                let (i, round) = M::stage_of(self.c, progress.pieces);
+                let (i, round) = M::stage_of(self.c, progress.chunks);
                 self.leave_slot(i, slot);
-                if j == params.first_piece {
+                if j == params.first_chunk {
                     // v is no launch's that may still be under way.
                     self.copy_values(j, i);
                     if Self::CLUSTERED {
                         self.meet_cluster();
                     }
-                    // The preparation is done, which may have been under way until now.
+                    // The intra-chunk pass is done, which may have been under way until now.
                     wait_for_previous();
                     if copies {
                         next = self.copy_operands(j, i, (next, r));
@@ -130,12 +125,12 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                     self.copy_values(j, i);
                 }
                 arrive_at_counter_behind_copies(Self::there(i));
-                if j == params.first_piece {
-                    // Of a row the second piece follows when the first one is there, which the others wait for.
+                if j == params.first_chunk {
+                    // Of a row the second chunk follows when the first one is there, which the others wait for.
                     wait_for_counter(Self::there(i), round);
                 }
-                progress.pieces += 1;
-                if Self::CLUSTERED && span.piece(j).count == 1 {
+                progress.chunks += 1;
+                if Self::CLUSTERED && span.chunk(j).count == 1 {
                     // With those that walk, for the norm of a single token.
                     self.meet_cluster();
                 }
@@ -145,7 +140,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 }
                 // While there is nothing to copy.
                 slot = self.slot_behind(j);
-                self.wait_for_stage(progress.pieces);
+                self.wait_for_stage(progress.chunks);
             }
         }
     }
@@ -156,18 +151,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         self.c.checkpoint_every != 0 && thread_idx_x() / 32 == Self::THREADS / 32 + 1
     }
 
-    /// The slot of the checkpoint behind piece `j`; one that is not live if none is due there.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
+    /// The slot of the checkpoint behind chunk `j`; one that is not live if none is due there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot_behind(&self, j: u32) -> u64 {
         if !self.has_slots() {
             return u64::MAX;
         }
         let span = Self::kept_span();
-        // SAFETY: the caller's promise.
-        unsafe { self.checkpoint_slot::<false>(&span, span.piece(j)) }
+        self.checkpoint_slot::<false>(&span, span.chunk(j))
     }
 
     /// Leaves it where those that walk find it with the `i`-th stage.
@@ -187,20 +178,20 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// Whether other launches of the prefill run beside this one, the preparation of the next stretch or rows of one
+    /// Whether other launches of the prefill run beside this one, the intra-chunk pass of the next segment or rows of one
     /// token, and a copy waits for their bytes. A block of two warpgroups that walk is of a batch, which has the GPU to
     /// itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_company(&self) -> bool {
         let params = self.params;
-        let is_stretch = params.end_piece != ALL_PIECES || params.first_piece != 0;
-        GROUPS_OF_BLOCK == 1 && (is_stretch || params.has_singles != 0)
+        let is_segment = params.end_chunk != ALL_CHUNKS || params.first_chunk != 0;
+        GROUPS == 1 && (is_segment || params.has_singles != 0)
     }
 
-    /// Whether piece `j` is of the launch, and has operands.
+    /// Whether chunk `j` is of the launch, and has operands.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_unit(&self, span: &Span, j: u32) -> bool {
-        span.piece(j).count > 1 && j < self.params.end_piece
+        span.chunk(j).count > 1 && j < self.params.end_chunk
     }
 
     /// Whether one thread copies operands in bulk; else all of the copier do.
@@ -210,27 +201,21 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
     }
 
     /// Starts to copy `bytes`, a multiple of 16, of operands to a stage: see [`Self::copies_in_bulk`].
-    ///
-    /// # Safety
-    /// As [`copy_bulk`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_part(&self, to: u32, from: u64, bytes: u32, counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.copies_in_bulk() {
-                copy_bulk(to, from, bytes, counter);
-                return;
-            }
-            let mut byte = 16 * (thread_idx_x() - Self::THREADS);
-            while byte < bytes {
-                copy_async_b128(to + byte, from + byte as u64);
-                byte += 16 * Self::COPIERS;
-            }
+        if self.copies_in_bulk() {
+            copy_bulk(to, from, bytes, counter);
+            return;
+        }
+        let mut byte = 16 * (thread_idx_x() - Self::THREADS);
+        while byte < bytes {
+            copy_async_b128(to + byte, from + byte as u64);
+            byte += 16 * Self::COPIERS;
         }
     }
 
-    /// Starts to copy what the preparation left of piece `j` to the `i`-th stage; nothing behind the launch's last. What it
-    /// left of the query/key head is at `first`, of which this is value head `r`. For the threads that copy, one piece after the
+    /// Starts to copy what the intra-chunk pass left of chunk `j` to the `i`-th stage; nothing behind the launch's last. What it
+    /// left of the query/key head is at `first`, of which this is value head `r`. For the threads that copy, one chunk after the
     /// other. Returns where what it left of the next is.
     ///
     /// # Safety
@@ -247,7 +232,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 let own = Operands::at::<K, V>(c, G::PER_CHANNEL, (first, r));
                 next = first + unit;
                 if G::PER_CHANNEL {
-                    // Bytes of a unit are neighbours: what follows the next piece comes to L2.
+                    // Bytes of a unit are neighbours: what follows the next chunk comes to L2.
                     if self.has_company() && self.row.tile == 0 && self.has_unit(span, j + 2) {
                         prefetch_bulk(own.images + 2 * unit, own_bytes(c, K, V, true));
                     }
@@ -257,7 +242,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                     self.copy_part(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
                 }
                 if c.makes_values() {
-                    let bytes = GROUPS_OF_BLOCK * TILE_BYTES;
+                    let bytes = GROUPS * TILE_BYTES;
                     let tiles = own.values + (self.row.tile * bytes) as u64;
                     self.copy_part(stage + Self::TILES, tiles, bytes, counter);
                 }
@@ -266,7 +251,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         next
     }
 
-    /// Starts to copy v of piece `j` to the `i`-th stage, where the preparation does not leave it.
+    /// Starts to copy v of chunk `j` to the `i`-th stage, where the intra-chunk pass does not leave it.
     ///
     /// # Safety
     /// As [`Self::copy_operands`]'.
@@ -274,10 +259,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
     unsafe fn copy_values(&self, j: u32, i: u32) {
         let (c, params, span) = (self.c, self.params, &self.span);
         if !c.makes_values() && self.has_unit(span, j) {
-            let channel = self.row.hv * c.v_head + self.row.tile * 64 * GROUPS_OF_BLOCK;
-            let (with, tiles) = ((span, span.piece(j)), Self::stage(i) + Self::TILES);
-            // SAFETY: the caller's promise.
-            unsafe { values::copy::<GROUPS_OF_BLOCK>(c, params, with, channel, tiles) };
+            let channel = self.row.hv * c.v_head + self.row.tile * 64 * GROUPS;
+            let (with, tiles) = ((span, span.chunk(j)), Self::stage(i) + Self::TILES);
+            values::copy::<GROUPS>(c, params, with, channel, tiles);
         }
     }
 }

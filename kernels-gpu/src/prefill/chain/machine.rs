@@ -6,6 +6,7 @@
 use crate::device::shared::{load_matrices, load_matrices_transposed};
 use crate::device::warp::{lane_id, mma_m16n8k16_f16};
 use crate::device::warpgroup::{self, Pending};
+use crate::math::each::each;
 use crate::step::StepConstants;
 
 /// Bytes of a core.
@@ -15,16 +16,16 @@ const CHANNELS: u32 = 2048;
 /// Bytes of an image from its first 64 tokens to the others.
 const SECOND: u32 = 1024;
 
-/// What a chain does in another way on another machine. Products are those of [`crate::device::warpgroup`], with the same
+/// The parts of a chain that differ between machines. Products are those of [`crate::device::warpgroup`], with the same
 /// contracts; a machine whose products are not asynchronous has them at once.
 pub trait Machine {
     /// Warpgroups multiply, and trade registers.
     const WARPGROUPS: bool;
-    /// Blocks that share a head's state meet in a cluster, for the norm of a piece of one token.
+    /// Blocks that share a head's state meet in a cluster, for the norm of a chunk of one token.
     const CLUSTERS: bool;
 
-    /// The stage of a piece before which there were so many, and how often that was used before.
-    fn stage_of(c: &StepConstants, pieces: u32) -> (u32, u32);
+    /// The stage of a chunk before which there were so many, and how often that was used before.
+    fn stage_of(c: &StepConstants, chunks: u32) -> (u32, u32);
 
     /// [`warpgroup::by_both`]
     ///
@@ -71,14 +72,13 @@ impl Machine for Hopper {
     const CLUSTERS: bool = true;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stage_of(_: &StepConstants, pieces: u32) -> (u32, u32) {
-        (pieces % super::STAGES, pieces / super::STAGES)
+    fn stage_of(_: &StepConstants, chunks: u32) -> (u32, u32) {
+        (chunks % super::STAGES, chunks / super::STAGES)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
-        // SAFETY: the caller's promise.
-        unsafe { warpgroup::by_both::<K>(a, image) }
+        warpgroup::by_both::<K>(a, image)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -92,8 +92,7 @@ impl Machine for Hopper {
         triangle: u32,
         pending: Pending<[f32; 32]>,
     ) -> Pending<[[f32; 32]; 2]> {
-        // SAFETY: the caller's promise.
-        unsafe { warpgroup::by_triangle(a, triangle, pending) }
+        warpgroup::by_triangle(a, triangle, pending)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -108,8 +107,7 @@ impl Machine for Hopper {
         d: &mut [f32; 32],
         other: (&[u32; 16], u32),
     ) -> Pending<[f32; 64]> {
-        // SAFETY: the caller's promise.
-        unsafe { warpgroup::add::<K, TOKENS>(sums, product, d, other) }
+        warpgroup::add::<K, TOKENS>(sums, product, d, other)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -126,8 +124,8 @@ impl Machine for Portable {
     const CLUSTERS: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stage_of(c: &StepConstants, pieces: u32) -> (u32, u32) {
-        (pieces % c.stages, pieces / c.stages)
+    fn stage_of(c: &StepConstants, chunks: u32) -> (u32, u32) {
+        (chunks % c.stages, chunks / c.stages)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -154,8 +152,7 @@ impl Machine for Portable {
         pending: Pending<[f32; 32]>,
     ) -> Pending<[[f32; 32]; 2]> {
         let mut d = [0.0; 32];
-        // SAFETY: the caller's promise.
-        unsafe { times_triangle::<false>(a, triangle, &mut d) };
+        times_triangle::<false>(a, triangle, &mut d);
         warpgroup::pending([d, warpgroup::done(pending)])
     }
 
@@ -194,54 +191,36 @@ fn columns(a: &[u32], i: usize) -> [u32; 4] {
 /// Adds the product of a left factor and two blocks of 8 columns, `b` for each of its halves, to sums 8 `j` .. 8 `j` + 8.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn add_two(d: &mut [f32], j: usize, a: [u32; 4], b: [[u32; 2]; 2]) {
-    let mut half = 0;
-    while half < 2 {
+    each!(half in 0..2 => {
         let at = 8 * j + 4 * half;
         let sums = [d[at], d[at + 1], d[at + 2], d[at + 3]];
         let sums = mma_m16n8k16_f16(a, b[half], sums);
-        let mut i = 0;
-        while i < 4 {
-            d[at + i] = sums[i];
-            i += 1;
-        }
-        half += 1;
-    }
+        each!(i in 0..4 => d[at + i] = sums[i]);
+    });
 }
 
 /// Adds A Bᵀ to `d`, with A `[64, K]` and B the 64 tokens of an image from `tokens` on.
-///
-/// # Safety
-/// As [`warpgroup::by_both`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn by_channels<const K: u32>(a: &[u32; 32], tokens: u32, d: &mut [f32; 32]) {
     let (matrix, line) = (lane_id() / 8, lane_id() % 8);
     // Two blocks of 8 channels, of 8 tokens and of the next.
     let lane = tokens + matrix % 2 * CHANNELS + matrix / 2 * CORE + line * 16;
-    let mut i = 0;
-    while i < K as usize / 16 {
+    each!(i in 0..K as usize / 16 => {
         let factor = columns(a, i);
-        let mut j = 0;
-        while j < 4 {
+        each!(j in 0..4 => {
             let byte = i as u32 * 2 * CHANNELS + j as u32 * 2 * CORE;
-            // SAFETY: the caller's promise.
-            let [x, y, z, w] = unsafe { load_matrices(lane + byte) };
+            let [x, y, z, w] = load_matrices(lane + byte);
             add_two(d, j, factor, [[x, y], [z, w]]);
-            j += 1;
-        }
-        i += 1;
-    }
+        });
+    });
 }
 
 /// Adds A B to `d`, with A `[64, 64]` of s and B a triangle, for [`warpgroup::add`] one whose tokens t are the cores' rows.
-///
-/// # Safety
-/// As [`warpgroup::by_triangle`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn times_triangle<const T_IS_ROW: bool>(a: &[u32; 16], triangle: u32, d: &mut [f32; 32]) {
     // Four cores are neighbours: of 16 s, those of 8 t and of the next.
     let lane = triangle + lane_id() * 16;
-    let mut i = 0;
-    while i < 4 {
+    each!(i in 0..4 => {
         let factor = columns(a, i);
         // Zero where s is behind t.
         let mut j = i;
@@ -258,14 +237,10 @@ unsafe fn times_triangle<const T_IS_ROW: bool>(a: &[u32; 16], triangle: u32, d: 
             add_two(d, j, factor, [[x, y], [z, w]]);
             j += 1;
         }
-        i += 1;
-    }
+    });
 }
 
 /// Adds A B to `sums`, with A `[64, 64]` of tokens and B the first 64 tokens of an image of so many and K channels.
-///
-/// # Safety
-/// As [`warpgroup::add`]'s.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn by_tokens<const K: u32, const TOKENS: u32>(
     a: &[u32; 16],
@@ -276,17 +251,12 @@ unsafe fn by_tokens<const K: u32, const TOKENS: u32>(
     let (matrix, line) = (lane_id() / 8, lane_id() % 8);
     // 8 tokens and the next, of two blocks of 8 channels.
     let lane = image + matrix % 2 * CORE + matrix / 2 * channels + line * 16;
-    let mut i = 0;
-    while i < 4 {
+    each!(i in 0..4 => {
         let factor = columns(a, i);
-        let mut j = 0;
-        while j < K as usize / 16 {
+        each!(j in 0..K as usize / 16 => {
             let byte = i as u32 * 2 * CORE + j as u32 * 2 * channels;
-            // SAFETY: the caller's promise.
-            let [x, y, z, w] = unsafe { load_matrices_transposed(lane + byte) };
+            let [x, y, z, w] = load_matrices_transposed(lane + byte);
             add_two(sums, j, factor, [[x, y], [z, w]]);
-            j += 1;
-        }
-        i += 1;
-    }
+        });
+    });
 }

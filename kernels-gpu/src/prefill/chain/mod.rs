@@ -1,4 +1,4 @@
-//! From state to state through the pieces of a row. With S of a warpgroup's 64 rows in registers, for the tokens t of a piece
+//! From state to state through the chunks of a row. With S of a warpgroup's 64 rows in registers, for the tokens t of a chunk
 //! and its last one, C:
 //!     R = Vᵀ − (S k̂ᵀ)·2^G_t    δ = R Tᵀ    o = (S q̂ᵀ)·2^G_t + δ Pᵀ    S ← 2^G_C S + (δ·2^(G_C − G_t)) k̂
 //! Warpgroups that have rows walk (`walk`, `token`); one more brings them what they read (`copier`). A short row's
@@ -15,18 +15,18 @@ use core::marker::PhantomData;
 
 use machine::Machine;
 
-use super::convolution::Inputs;
+use super::convolution::ConvInputs;
 use super::norm;
 use super::output;
 use super::prepare;
 use super::range;
-use super::rows::{Piece, Span};
+use super::rows::{Chunk, Span};
 use super::single_klast;
 use super::solve::SCRATCH_BYTES;
 use super::state::Places;
 use super::values::TILE_BYTES;
 use super::workspace::{Operands, carried};
-use super::{CHUNK, anew, channels, head_bytes, image_bytes, images_bytes};
+use super::{CHUNK, channels, head_bytes, image_bytes, images_bytes, opaque};
 use crate::device::cluster;
 use crate::device::global::store_b32;
 use crate::device::shared::{
@@ -36,6 +36,7 @@ use crate::device::shared::{
 use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::warp::{lane_id, sync_warp};
 use crate::layer::Place;
+use crate::math::each::each;
 use crate::math::elements;
 use crate::math::power::divided_long;
 use crate::recurrent::Gating;
@@ -45,20 +46,20 @@ use crate::state::{B16, F32, Head, Shape, Tile, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
 /// Barrier of the first warpgroup; the others' follow.
-const GROUPS: u32 = 2;
-/// Of the norm: squares of every token, for 64 rows of a state.
+const FIRST_GROUP_BARRIER: u32 = 2;
+/// Bytes of the norm's sums: squares of every token, for 64 rows of a state.
 const SUM_BYTES: u32 = 4 * CHUNK;
-/// Pieces in shared memory; all that a short row has.
+/// Chunks in shared memory; all that a short row has.
 const STAGES: u32 = 2;
-/// Of a row's tokens: there is a place for each warp of a block, which are no more than 12.
+/// Bytes of a row's [`Span`], which each warp of a block keeps; a block has no more than 12.
 const SPAN_BYTES: u32 = 32;
 const SPANS_BYTES: u32 = 12 * SPAN_BYTES;
-/// Of the counters of a block with a copier, two for each stage.
+/// Bytes of the counters of a block with a copier, two for each stage.
 const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
-/// Of the slots that a copier brings, of checkpoints, one for each stage.
+/// Bytes of the checkpoints' slots that a copier leaves, one for each stage.
 const SLOT_BYTES: u32 = 8;
 const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
-/// Of a number that each warp which has rows keeps.
+/// Bytes of the number that each warp with rows keeps.
 const NUMBERS_BYTES: u32 = 8 * 4;
 
 /// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
@@ -124,18 +125,18 @@ pub const fn makes_pairs(per_channel: bool, groups: u32) -> bool {
     !per_channel && groups == 2
 }
 
-/// Shared memory that a piece of one token takes: its q and k, where they are convolved, and the sums of a norm.
+/// Shared memory that a chunk of one token takes: its q and k, where they are convolved, and the sums of a norm.
 #[derive(Clone, Copy)]
 struct Room {
     staged: u32,
     sums: u32,
 }
 
-/// How far a block is that goes on from row to row, of which it copies pieces ahead of those that it walks.
+/// How far a block is that goes on from row to row, of which it copies chunks ahead of those that it walks.
 #[derive(Clone, Copy)]
 pub struct Progress {
-    /// Pieces of the rows before.
-    pieces: u32,
+    /// Chunks of the rows before.
+    chunks: u32,
     /// Those before the last of these rows.
     before: u32,
 }
@@ -143,43 +144,39 @@ pub struct Progress {
 impl Progress {
     /// At the first row.
     pub const NONE: Self = Self {
-        pieces: 0,
+        chunks: 0,
         before: 0,
     };
 }
 
 /// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
-pub struct Chain<'a, G, M, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32> {
+pub struct Chain<'a, G, M, const K: u32, const V: u32, const GROUPS: u32> {
     c: &'a StepConstants,
     params: &'a PrefillParams,
-    /// What the block works on.
+    /// The head and tile of the block.
     row: Row,
     /// The row's tokens.
     span: Span,
-    /// What they are convolved from.
-    inputs: Inputs,
+    /// The inputs from which they are convolved.
+    inputs: ConvInputs,
     gating: PhantomData<(G, M)>,
 }
 
-impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'a, G, M, K, V, GROUPS_OF_BLOCK>
+impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
+    Chain<'a, G, M, K, V, GROUPS>
 {
     /// Threads that have rows.
-    const THREADS: u32 = 128 * GROUPS_OF_BLOCK;
+    const THREADS: u32 = 128 * GROUPS;
     /// The copier's.
-    const COPIERS: u32 = block(GROUPS_OF_BLOCK) - Self::THREADS;
+    const COPIERS: u32 = block(GROUPS) - Self::THREADS;
     /// Blocks of the cluster.
-    const CLUSTER: u32 = if M::CLUSTERS {
-        cluster(V, GROUPS_OF_BLOCK)
-    } else {
-        1
-    };
-    const SUM_BYTES: u32 = sum_bytes(V, GROUPS_OF_BLOCK);
-    /// Whether o of a piece of one token is left for the norm behind the launch: no block has all of it.
-    const LEAVES_TOKENS: bool = !M::CLUSTERS && cluster(V, GROUPS_OF_BLOCK) > 1;
+    const CLUSTER: u32 = if M::CLUSTERS { cluster(V, GROUPS) } else { 1 };
+    const SUM_BYTES: u32 = sum_bytes(V, GROUPS);
+    /// Whether o of a chunk of one token is left for the norm behind the launch: no block has all of it.
+    const LEAVES_TOKENS: bool = !M::CLUSTERS && cluster(V, GROUPS) > 1;
     /// Whether it has several.
     const CLUSTERED: bool = Self::CLUSTER > 1;
-    const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK);
+    const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS);
     /// Byte of the head's operands in a stage.
     const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
     const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
@@ -190,7 +187,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
     /// Byte of the image that is added to the state, and tokens of which it is one.
     const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
 
-    /// That of a block that has `row`, whose tokens are `span`.
+    /// The walk of a block that has `row`, whose tokens are `span`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &'a StepConstants, params: &'a PrefillParams, row: Row, span: Span) -> Self {
         Self {
@@ -198,32 +195,25 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
             params,
             row,
             span,
-            inputs: Inputs::NONE,
+            inputs: ConvInputs::NONE,
             gating: PhantomData,
         }
     }
 
-    /// That of a block that has `row`, and where the row's states and windows are; nothing of one whose tokens are not where its
-    /// lengths say.
-    ///
-    /// # Safety
-    /// `params` and `c` describe live tensors.
+    /// The walk of a block that has `row`, and the slots of the row; `None` where its tokens are not where its lengths say.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_row(
         c: &'a StepConstants,
         params: &'a PrefillParams,
         row: Row,
     ) -> Option<(Self, Place)> {
-        // SAFETY: the caller's promise.
-        unsafe {
-            // Both at once: neither waits for the other.
-            let span = Span::load(c, params, row.b);
-            let place = Place::load(c, &params.layer, row.b);
-            if !span.live {
-                return None;
-            }
-            Some((Self::new(c, params, row, span).with_inputs(&place), place))
+        // Both at once: neither waits for the other.
+        let span = Span::load(c, params, row.b);
+        let place = Place::load(c, &params.layer, row.b);
+        if !span.live {
+            return None;
         }
+        Some((Self::new(c, params, row, span).with_inputs(&place), place))
     }
 
     /// Whether the row has no tokens.
@@ -232,39 +222,39 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         self.span.count == 0
     }
 
-    /// Whether the row has pieces from the first one of this launch on.
+    /// Whether the row has chunks from the first one of this launch on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn has_pieces(&self) -> bool {
-        self.params.first_piece == 0
-            || self.span.piece(self.params.first_piece).start < self.span.count
+    pub fn has_chunks(&self) -> bool {
+        self.params.first_chunk == 0
+            || self.span.chunk(self.params.first_chunk).start < self.span.count
     }
 
-    /// Whether piece `j` is behind the launch's last of the row.
+    /// Whether chunk `j` is behind the launch's last of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_behind(&self, span: &Span, j: u32) -> bool {
-        let piece = span.piece(j);
-        (piece.count == 0 && piece.start >= span.count) || j == self.params.end_piece
+        let chunk = span.chunk(j);
+        (chunk.count == 0 && chunk.start >= span.count) || j == self.params.end_chunk
     }
 
-    /// Where this thread's elements of a state are; computed where it is wanted, since there are not registers to keep
+    /// The places of this thread's elements of a state; computed at each use, since there are no registers to keep
     /// it. All lanes of a warp come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn places(&self) -> Places<K, V> {
-        let thread = anew(thread_idx_x());
+        let thread = opaque(thread_idx_x());
         Places::new(thread, self.first_of(thread))
     }
 
-    /// Whether o of a piece of one token is left for the norm behind the launch.
+    /// Whether o of a chunk of one token is left for the norm behind the launch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn leaves_tokens(&self) -> bool {
         Self::LEAVES_TOKENS && self.c.has_norm != 0
     }
 
-    /// Where this thread's warpgroup leaves its rows for the launch of the next pieces, and the thread; computed as
+    /// Address of the rows that this thread's warpgroup leaves for the launch of the next chunks, and the thread; computed as
     /// [`Self::places`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn carried(&self) -> (u64, u32) {
-        let thread = anew(thread_idx_x());
+        let thread = opaque(thread_idx_x());
         let of = (self.row.hv, self.first_of(thread));
         let with = (G::PER_CHANNEL, self.leaves_tokens());
         let base = carried::<K, V>(self.c, self.params, with, of);
@@ -279,7 +269,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_of(&self, thread: u32) -> u32 {
-        64 * (self.row.tile * GROUPS_OF_BLOCK + thread / 128)
+        64 * (self.row.tile * GROUPS + thread / 128)
     }
 
     /// A multiple of 128.
@@ -301,14 +291,14 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         Self::base()
     }
 
-    /// Those of a cluster, of one of two pieces between which its blocks do not wait for each other.
+    /// The sums of a cluster, for one of two chunks between which its blocks do not wait for each other.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums_of_cluster(is_second: bool) -> u32 {
         Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
     }
 
-    /// Waits for the blocks of the cluster to be there, to which this one sends its sums, and for what they have read
-    /// of those of a row before. All threads that have rows come, and a copier's.
+    /// Waits until the blocks of the cluster, to which this one sends its sums, are there and have read the sums of the row before. All
+    /// threads that have rows come, and a copier's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet_cluster(&self) {
         if self.c.has_norm != 0 {
@@ -321,10 +311,10 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
     /// it themselves, as they do where a block has few others, all of which end and begin at about the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn brings_state(&self, progress: &Progress) -> bool {
-        state_elements([V, K], GROUPS_OF_BLOCK) > 0
+        state_elements([V, K], GROUPS) > 0
             && Places::<K, V>::has_runs(self.c)
             && self.params.rows > 2 * self.params.turns
-            && progress.pieces > 0
+            && progress.chunks > 0
     }
 
     /// The head's state that the row starts from.
@@ -361,31 +351,31 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         }
     }
 
-    /// Where it brings it.
+    /// Address of the state that the copier brings.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn state() -> u32 {
         Self::stage(STAGES)
     }
 
-    /// Counter of a piece that is in the `i`-th stage: the copier's threads come to it, with what they copy.
+    /// Counter of a chunk that is in the `i`-th stage: the copier's threads come to it, with what they copy.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn there(i: u32) -> u32 {
         Self::sums() + Self::SUM_BYTES + SPANS_BYTES + i * COUNTER_BYTES
     }
 
-    /// Counter of what reads it: the threads come to it that have rows, when they do so no more.
+    /// Counter of the readers of the `i`-th stage: the threads that have rows come to it when they have read the stage.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn free(i: u32) -> u32 {
         Self::there(STAGES + i)
     }
 
-    /// Where the copier leaves the slot of the checkpoint behind a piece that is in the `i`-th stage.
+    /// Address of the checkpoint's slot behind the chunk in the `i`-th stage, which the copier leaves.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(i: u32) -> u32 {
         Self::there(2 * STAGES) + i * SLOT_BYTES
     }
 
-    /// Where a warp keeps a number while it walks.
+    /// Address of the number that a warp keeps while it walks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn number() -> u32 {
         Self::slot(STAGES) + thread_idx_x() / 32 * 4
@@ -399,8 +389,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
     pub unsafe fn keep_number(number: u32) {
         sync_warp(u32::MAX);
         if lane_id() == 0 {
-            // SAFETY: the caller's promise.
-            unsafe { store_shared_b32(Self::number(), number) };
+            store_shared_b32(Self::number(), number);
         }
         sync_warp(u32::MAX);
     }
@@ -411,25 +400,21 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
     /// The warp has kept it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn kept_number() -> u32 {
-        // SAFETY: the caller's promise.
-        unsafe { load_shared_b32(Self::number()) }
+        load_shared_b32(Self::number())
     }
 
-    /// Where the warp leaves the scales of o of piece `j` in the workspace. All lanes come.
+    /// Address of the warp's scales of o of chunk `j` in the workspace. All lanes come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scales(&self, span: &Span, j: u32) -> u64 {
         let (c, of) = (self.c, (self.row.h, self.r()));
         let operands = Operands::new::<K, V>(c, self.params, G::PER_CHANNEL, span.unit(j), of);
-        let warp = self.row.tile * GROUPS_OF_BLOCK * 4 + anew(thread_idx_x()) / 32;
+        let warp = self.row.tile * GROUPS * 4 + opaque(thread_idx_x()) / 32;
         norm::scales_of(operands.scales, warp)
     }
 
     /// Scales o of tokens that f16 would not hold until the norm behind the launch, or [`output::store_normed`], has it: those
-    /// from token `first` of piece `j` on, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row
-    /// to shared memory; the preparation has said there that no token is scaled.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
+    /// from token `first` of chunk `j` on, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row
+    /// to shared memory; the intra-chunk pass has said there that no token is scaled.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn scale_output<const SHORT: bool>(
         &self,
@@ -440,7 +425,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         let size = norm::size(self.c);
         // SAFETY: the caller's promise; a warp has its own words.
         unsafe {
-            let warp = anew(thread_idx_x()) / 32;
+            let warp = opaque(thread_idx_x()) / 32;
             let shared = if SHORT {
                 Self::scratch() + warp * norm::OF_WARP
             } else {
@@ -470,13 +455,13 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         }
     }
 
-    /// Where the warp keeps the row's tokens, behind the sums.
+    /// Address of the row's [`Span`] that the warp keeps, behind the sums.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept() -> u32 {
         Self::sums() + Self::SUM_BYTES + thread_idx_x() / 32 * SPAN_BYTES
     }
 
-    /// Says there which tokens are the row's, since there are not registers to keep that from piece to piece. All lanes come.
+    /// Says there which tokens are the row's, since there are not registers to keep that from chunk to chunk. All lanes come.
     ///
     /// # Safety
     /// The place is the warp's.
@@ -486,11 +471,8 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         sync_warp(u32::MAX);
         if lane_id() == 0 {
             let [first, second] = self.span.words();
-            // SAFETY: the caller's promise.
-            unsafe {
-                store_shared_b128(Self::kept(), first);
-                store_shared_b128(Self::kept() + 16, second);
-            }
+            store_shared_b128(Self::kept(), first);
+            store_shared_b128(Self::kept() + 16, second);
         }
         sync_warp(u32::MAX);
     }
@@ -523,9 +505,6 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
 
     /// Zeros for o of the packed tokens that are no row's: see `clear_rest`. Of blocks that have `row`, and those of the same
     /// tile of other rows' turns; with so many `heads` from that one on. Threads that have rows come.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn clear_rest(
         c: &StepConstants,
@@ -533,7 +512,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         row: Row,
         (heads, r): (u32, u32),
     ) {
-        let width = 64 * GROUPS_OF_BLOCK;
+        let width = 64 * GROUPS;
         let (turn, threads) = ((row.b, params.turns), (thread_idx_x(), Self::THREADS));
         let at = |i: u32| {
             let own = if heads > 1 {
@@ -543,23 +522,21 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
             };
             own.hv * c.o_head + own.tile * width + i % width
         };
-        // SAFETY: the caller's promise.
-        unsafe { clear_rest(c, &params.layer.step, turn, threads, heads * width, at) };
+        clear_rest(c, &params.layer.step, turn, threads, heads * width, at);
     }
 
-    /// Of a row without tokens that has a place: its state is what it ends with, of so many value heads from this one on. All
-    /// threads come that have rows.
+    /// Carries the states of a row without tokens from slot to slot, of so many value heads from this one on. All threads come that
+    /// have rows.
     ///
     /// # Safety
     /// The tensors of `params` are live; a block's rows of a state are its own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn carry(&self, place: &Place, heads: u32) {
-        let width = 64 * GROUPS_OF_BLOCK;
+        let width = 64 * GROUPS;
         let (c, v_last) = (self.c, self.c.state_v_last != 0);
         let tile = Tile::new(v_last, [K, V], (self.row.tile * width, width));
         let (step, threads) = (&self.params.layer.step, (thread_idx_x(), Self::THREADS));
-        let mut of = 0;
-        while of < heads {
+        each!(of in 0..heads => {
             let own = (self.of_head(of).row.hv, tile);
             // SAFETY: the caller's promise.
             unsafe {
@@ -569,22 +546,15 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
                     place.slots.carry::<B16>(c, step, own, threads);
                 }
             }
-            of += 1;
-        }
+        });
     }
 
     /// Zeros for the tokens of a row that has no place in the pool, of so many value heads from this one on.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_zeros(&self, heads: u32) {
-        let mut of = 0;
-        while of < heads {
-            // SAFETY: the caller's promise.
-            unsafe { self.of_head(of).store_zeros_of_head() };
-            of += 1;
-        }
+        each!(of in 0..heads => {
+            self.of_head(of).store_zeros_of_head();
+        });
     }
 
     /// # Safety
@@ -592,7 +562,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_zeros_of_head(&self) {
         let (c, params) = (self.c, self.params);
-        let width = 64 * GROUPS_OF_BLOCK;
+        let width = 64 * GROUPS;
         let head = self.row.hv * c.o_head + self.row.tile * width;
         let mut t = thread_idx_x() / width;
         while t < self.span.count {
@@ -600,8 +570,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
             let channel = head + thread_idx_x() % width;
             let base = params.layer.step.o;
             let address = self.span.at(base, strides, t, channel, c.o_element);
-            // SAFETY: the caller's promise.
-            unsafe { elements::store([0.0], address, c.o_element, false) };
+            elements::store([0.0], address, c.o_element, false);
             t += Self::THREADS / width;
         }
     }
@@ -610,7 +579,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_inputs(&self, place: &Place) -> Self {
         Self {
-            inputs: Inputs::new(self.c, self.params, place),
+            inputs: ConvInputs::new(self.c, self.params, place),
             ..*self
         }
     }
@@ -621,23 +590,14 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
         sync_barrier(output::BLOCK, Self::THREADS);
     }
 
-    /// Stores the state after a piece that ends where a checkpoint is due; `IS_ONLY` as [`Self::checkpoint_slot`]'s.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
+    /// Stores the state after a chunk that ends where a checkpoint is due; `IS_ONLY` as [`Self::checkpoint_slot`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn checkpoint<const IS_ONLY: bool>(&self, s: &[f32; 64], span: &Span, piece: Piece) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let slot = self.checkpoint_slot::<IS_ONLY>(span, piece);
-            self.store_checkpoint(s, slot);
-        }
+    unsafe fn checkpoint<const IS_ONLY: bool>(&self, s: &[f32; 64], span: &Span, chunk: Chunk) {
+        let slot = self.checkpoint_slot::<IS_ONLY>(span, chunk);
+        self.store_checkpoint(s, slot);
     }
 
     /// Stores a state to a slot, if that is live.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_checkpoint(&self, s: &[f32; 64], slot: u64) {
         if is_live(
@@ -645,23 +605,19 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
             self.params.layer.step.write_pool_slots,
             self.c.null_slot,
         ) {
-            // SAFETY: the caller's promise.
-            unsafe { self.places().store(self.c, self.checkpoint_at(slot), s) };
+            self.places().store(self.c, self.checkpoint_at(slot), s);
         }
     }
 
-    /// The slot that the state after a piece is to be stored to; one that is not live where no checkpoint is due. Where the
-    /// piece `IS_ONLY` one, of a launch of rows of one token, numbers are divided as they are: KDA's would spill.
-    ///
-    /// # Safety
-    /// The tensors of `params` are live.
+    /// The slot of the checkpoint behind a chunk; one that is not live where none is due. `IS_ONLY`: the row is this chunk of one token, and
+    /// 64-bit numbers are divided as they are. The other way of dividing spills in KDA's kernel.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn checkpoint_slot<const IS_ONLY: bool>(&self, span: &Span, piece: Piece) -> u64 {
+    unsafe fn checkpoint_slot<const IS_ONLY: bool>(&self, span: &Span, chunk: Chunk) -> u64 {
         let (c, params) = (self.c, self.params);
         if c.checkpoint_every == 0 {
             return u64::MAX;
         }
-        let end = span.position + (piece.start + piece.count) as u64;
+        let end = span.position + (chunk.start + chunk.count) as u64;
         let number = if IS_ONLY {
             let every = c.checkpoint_every as u64;
             if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
@@ -679,8 +635,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOC
             return u64::MAX;
         }
         let at = span.b as u64 * params.checkpoint_slots_row as u64 + number;
-        // SAFETY: the caller's promise.
-        unsafe { slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX) }
+        slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX)
     }
 
     /// The block's head of a checkpoint's state, in a slot that is live.

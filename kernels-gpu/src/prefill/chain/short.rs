@@ -3,7 +3,7 @@
 use super::super::channels;
 use super::super::convolution::{channel_of, channel_of_values};
 use super::super::load::{Convolved, THREADS};
-use super::super::operands::Shared;
+use super::super::operands::SharedSink;
 use super::super::prepare::{self, Unit};
 use super::super::rows::Span;
 use super::super::solve::SCRATCH_BYTES;
@@ -16,13 +16,14 @@ use crate::device::shared::{copy_async_commit, copy_async_wait, dynamic_shared_m
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warpgroup::fence_shared;
 use crate::layer::Place;
+use crate::math::each::each;
 use crate::math::elements::bytes_of;
 use crate::recurrent::Gating;
 
-impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
+    Chain<'_, G, M, K, V, GROUPS>
 {
-    /// All pieces of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose
+    /// All chunks of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose
     /// operands are made here, and of `heads` value heads of its query/key head, this one and the next; two where
     /// [`makes_pairs`]. All 256 threads come, of which those of the block's warpgroups have rows.
     ///
@@ -31,14 +32,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk_short(&self, place: &Place, heads: u32) {
         let has_rows = thread_idx_x() < Self::THREADS;
-        let pieces = Self::pieces(&self.span);
+        let chunks = Self::chunks(&self.span);
         // SAFETY: the caller's promise; a block's rows of a state are its own.
         unsafe {
             self.prefetch(place, heads);
             self.keep_span();
             let mut j = 0;
-            while j < pieces {
-                if self.span.piece(j).count > 1 {
+            while j < chunks {
+                if self.span.chunk(j).count > 1 {
                     self.make(j, heads, has_rows);
                     // The scratch is free.
                     sync_threads();
@@ -64,13 +65,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 // The tiles are read.
                 Self::sync_rows();
                 let (next, span) = (self.of_head(of), Self::kept_span());
-                let mut j = 0;
-                while j < Self::pieces(&span) {
-                    if span.piece(j).count > 1 {
+                each!(j in 0..Self::chunks(&span) => {
+                    if span.chunk(j).count > 1 {
                         next.bring_values(&span, j, true);
                     }
-                    j += 1;
-                }
+                });
                 copy_async_wait::<0>();
                 Self::sync_rows();
             }
@@ -83,7 +82,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
     fn prefetch(&self, place: &Place, heads: u32) {
         let (c, params) = (self.c, self.params);
         let layer = &params.layer;
-        let width = 64 * GROUPS_OF_BLOCK;
+        let width = 64 * GROUPS;
         let x = (layer.x, (params.x_row, c.x_token), c.x_element);
         if c.taps != 0 {
             let (q, k) = (
@@ -95,8 +94,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             self.prefetch_taps::<K>(q);
             self.prefetch_taps::<K>(k);
         }
-        let mut of = 0;
-        while of < heads {
+        each!(of in 0..heads => {
             let own = self.of_head(of);
             let hv = own.row.hv;
             if !place.is_fresh() {
@@ -111,7 +109,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             if c.has_norm != 0 {
                 let z = (layer.z, (params.z_row, c.z_token), c.z_element);
                 let channel = hv * c.z_head + self.row.tile * width;
-                match GROUPS_OF_BLOCK {
+                match GROUPS {
                     1 => self.prefetch_tokens::<64>(z, channel),
                     _ => self.prefetch_tokens::<128>(z, channel),
                 }
@@ -121,8 +119,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 self.prefetch_tokens::<V>(x, v);
                 self.prefetch_taps::<V>(v);
             }
-            of += 1;
-        }
+        });
     }
 
     /// Brings to L2 so many channels from this one on, of all tokens.
@@ -152,10 +149,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// Pieces of a short row.
+    /// Chunks of a short row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn pieces(span: &Span) -> u32 {
-        if span.piece(0).count < span.count {
+    fn chunks(span: &Span) -> u32 {
+        if span.chunk(0).count < span.count {
             2
         } else {
             1
@@ -165,7 +162,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
     /// The same of the value head so many behind this one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of_head(&self, of: u32) -> Self {
-        let row = if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) {
+        let row = if makes_pairs(G::PER_CHANNEL, GROUPS) {
             self.row.with_head(self.c, self.r() + of)
         } else {
             self.row
@@ -173,16 +170,16 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         Self { row, ..*self }
     }
 
-    /// Where the scratch is that a unit is made in. Behind that it has the scales of [`Self::scale_output`].
+    /// Address of the scratch of a unit. Behind the unit it has the scales of [`Self::scale_output`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn scratch() -> u32 {
-        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS_OF_BLOCK, Self::SUM_BYTES)
+        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS, Self::SUM_BYTES)
     }
 
-    /// Operands of piece `j` of the value head so many behind the first of the block.
+    /// Operands of chunk `j` of the value head so many behind the first of the block.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(j: u32, of: u32) -> u32 {
-        if makes_pairs(G::PER_CHANNEL, GROUPS_OF_BLOCK) && of > 0 {
+        if makes_pairs(G::PER_CHANNEL, GROUPS) && of > 0 {
             let room = 2 * SCRATCH_BYTES + prepare::SCALE_BYTES;
             (Self::scratch() + room).next_multiple_of(128) + j * Self::HEAD_BYTES
         } else {
@@ -190,83 +187,80 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// Makes the operands of piece `j`, of more than one token, and brings v of the first head.
+    /// Makes the operands of chunk `j`, of more than one token, and brings v of the first head.
     ///
     /// # Safety
     /// As [`Self::walk_short`]'s; the stage is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(&self, j: u32, heads: u32, has_rows: bool) {
         let (c, params) = (self.c, self.params);
-        let (piece, stage, scratch) = (self.span.piece(j), Self::stage(j), Self::scratch());
-        let with = (&self.span, piece);
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.bring_values(&self.span, j, has_rows);
-            if G::PER_CHANNEL {
-                let at = (stage, scratch, scratch + channels::room_bytes(K));
-                let (of, head) = ((self.row, Convolved::Here(self.inputs)), Self::head(j, 0));
-                channels::give::<K>((c, params), with, of, at, Shared(stage), Shared(head));
-            } else {
-                let scratches = if makes_pairs(false, GROUPS_OF_BLOCK) {
-                    2
-                } else {
-                    1
-                };
-                let at = (stage, scratch, scratch + scratches * SCRATCH_BYTES);
-                let own = if heads == 2 { thread_idx_x() / 128 } else { 0 };
-                let of = (self.row.h, self.of_head(own).row.hv, self.inputs);
-                let unit = Unit::new::<K>(c, params, with, of, heads, at);
-                let first = Self::head(j, 0);
-                unit.give_heads::<K>(self.c, Shared(first), Self::head(j, 1) - first);
-            }
+        let (chunk, stage, scratch) = (self.span.chunk(j), Self::stage(j), Self::scratch());
+        let with = (&self.span, chunk);
+        self.bring_values(&self.span, j, has_rows);
+        if G::PER_CHANNEL {
+            let at = (stage, scratch, scratch + channels::room_bytes(K));
+            let (of, head) = ((self.row, Convolved::Here(self.inputs)), Self::head(j, 0));
+            channels::give::<K>(
+                (c, params),
+                with,
+                of,
+                at,
+                SharedSink(stage),
+                SharedSink(head),
+            );
+        } else {
+            let scratches = if makes_pairs(false, GROUPS) { 2 } else { 1 };
+            let at = (stage, scratch, scratch + scratches * SCRATCH_BYTES);
+            let own = if heads == 2 { thread_idx_x() / 128 } else { 0 };
+            let of = (self.row.h, self.of_head(own).row.hv, self.inputs);
+            let unit = Unit::new::<K>(c, params, with, of, heads, at);
+            let first = Self::head(j, 0);
+            unit.give_heads::<K>(self.c, SharedSink(first), Self::head(j, 1) - first);
         }
     }
 
-    /// v of piece `j` where the preparation would leave it. All 256 threads come.
+    /// v of chunk `j` where the intra-chunk pass would leave it. All 256 threads come.
     ///
     /// # Safety
     /// The tensors of `params` are live; the tiles are free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make_values(&self, span: &Span, j: u32) {
-        let with = (span, span.piece(j), self.inputs);
-        let count = 64 * GROUPS_OF_BLOCK;
+        let with = (span, span.chunk(j), self.inputs);
+        let count = 64 * GROUPS;
         let of = Channels {
             hv: self.row.hv,
             first: if V == count { 0 } else { self.row.tile * count },
         };
         let threads = (thread_idx_x(), THREADS);
-        let tiles = Shared(Self::stage(j) + Self::TILES);
+        let tiles = SharedSink(Self::stage(j) + Self::TILES);
         // SAFETY: the caller's promise.
         unsafe {
             // A number that is a block's own is no parameter yet.
-            match GROUPS_OF_BLOCK {
+            match GROUPS {
                 1 => values::make::<K, V, 64>(self.c, self.params, with, of, threads, tiles),
                 _ => values::make::<K, V, 128>(self.c, self.params, with, of, threads, tiles),
             }
         };
     }
 
-    /// Brings v of piece `j` to where [`Self::advance`] finds it; where it can be copied it is there behind a wait and
+    /// Brings v of chunk `j` to where [`Self::advance`] finds it; where it can be copied it is there behind a wait and
     /// a barrier. All threads come, those that have rows and others.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the tiles of the stage any more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn bring_values(&self, span: &Span, j: u32, has_rows: bool) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            if self.c.makes_values() {
-                self.make_values(span, j);
-            } else if has_rows {
-                let channel = self.row.hv * self.c.v_head + self.first();
-                let (of, tile) = ((span, span.piece(j)), Self::tile(Self::stage(j)));
-                values::copy::<1>(self.c, self.params, of, channel, tile);
-                copy_async_commit();
-            }
+        if self.c.makes_values() {
+            self.make_values(span, j);
+        } else if has_rows {
+            let channel = self.row.hv * self.c.v_head + self.first();
+            let (of, tile) = ((span, span.chunk(j)), Self::tile(Self::stage(j)));
+            values::copy::<1>(self.c, self.params, of, channel, tile);
+            copy_async_commit();
         }
     }
 
-    /// From state to state through the pieces of a short row, of the value head so many behind the first of the block.
+    /// From state to state through the chunks of a short row, of the value head so many behind the first of the block.
     ///
     /// # Safety
     /// As [`Self::walk_short`]'s; the operands and v are there.
@@ -281,26 +275,26 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             let mut j = 0;
             loop {
                 let span = Self::kept_span();
-                if j == Self::pieces(&span) {
+                if j == Self::chunks(&span) {
                     break;
                 }
-                let piece = span.piece(j);
+                let chunk = span.chunk(j);
                 if c.has_norm != 0 {
-                    // The sums of the last piece are read.
+                    // The sums of the last chunk are read.
                     Self::sync_rows();
                 }
-                if piece.count > 1 {
-                    // v of both pieces is there.
+                if chunk.count > 1 {
+                    // v of both chunks is there.
                     s = self.advance::<true>(s, j, (Self::stage(j), Self::head(j, of)));
                 } else {
                     self.advance_by_one(
                         &mut s,
                         Self::kept_span,
-                        piece.start,
-                        (Self::room(j, piece.start), G::PER_CHANNEL),
+                        chunk.start,
+                        (Self::room(j, chunk.start), G::PER_CHANNEL),
                     );
                 }
-                self.checkpoint::<false>(&s, &Self::kept_span(), piece);
+                self.checkpoint::<false>(&s, &Self::kept_span(), chunk);
                 j += 1;
             }
             if c.update_state != 0 {

@@ -1,8 +1,8 @@
-//! A piece of one token.
+//! A chunk of one token.
 
 use super::super::rows::Span;
 use super::super::workspace::tokens;
-use super::super::{anew, single, single_klast};
+use super::super::{opaque, single, single_klast};
 use super::machine::Machine;
 use super::{Chain, Room};
 use crate::device::cluster::{self, store_shared_b32_at};
@@ -12,13 +12,14 @@ use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
 use crate::layer::Place;
 use crate::layer::norm::{normed, squares, sum_of};
+use crate::math::each::each;
 use crate::math::elements;
 use crate::math::range::{SMALL, times};
 use crate::recurrent::Gating;
 use crate::state::is_live;
 
-impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
+    Chain<'_, G, M, K, V, GROUPS>
 {
     /// A row of one token, whose place is this, of the operator that the load-time constants say, not G. All threads come,
     /// which have all of the head.
@@ -35,7 +36,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 self.store_zeros(1);
             } else if K != 96 && c.state_v_last == 0 {
                 let checkpoint = || {
-                    let slot = self.checkpoint_slot::<true>(&span, span.piece(0));
+                    let slot = self.checkpoint_slot::<true>(&span, span.chunk(0));
                     let keeps = is_live(slot, step.write_pool_slots, c.null_slot);
                     keeps.then(|| self.checkpoint_at(slot))
                 };
@@ -51,7 +52,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 };
                 let mut s = places.load(c, self.start(place), !place.is_fresh());
                 self.advance_by_one(&mut s, || span, 0, (room, c.per_channel != 0));
-                self.checkpoint::<true>(&s, &span, span.piece(0));
+                self.checkpoint::<true>(&s, &span, span.chunk(0));
                 if c.update_state != 0 {
                     places.store(c, self.end(place), &s);
                 }
@@ -59,13 +60,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// That of a piece that is token `t`, whose stage is free.
+    /// The room of a chunk that is token `t`, in the `i`-th stage, which is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn room(i: u32, t: u32) -> Room {
         Room {
             staged: Self::stage(i),
             sums: if Self::CLUSTERED {
-                // A row has one such piece at its begin, and one at its end.
+                // A row has one such chunk at its begin, and one at its end.
                 Self::sums_of_cluster(t > 0)
             } else {
                 Self::sums()
@@ -73,7 +74,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// A piece that is token `t` of the row whose tokens `span` says, once more each time; each key channel has its own decay
+    /// A chunk that is token `t` of the row whose tokens `span` says, once more each time; each key channel has its own decay
     /// where `per_channel`.
     ///
     /// # Safety
@@ -104,7 +105,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 single::advance::<K, V, false>(with, of, self.row, t, s, at)
             };
             if self.leaves_tokens() {
-                // A row has one such piece at its begin, and one at its end.
+                // A row has one such chunk at its begin, and one at its end.
                 let of = (own.b, t > 0);
                 let to = tokens::<K, V>(c, params, per_channel, of, self.row.hv);
                 if lane_id().is_multiple_of(4) {
@@ -127,7 +128,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
     /// The first of this thread's two rows of the state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn own_row(&self) -> u32 {
-        anew(self.first() + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4)
+        opaque(self.first() + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4)
     }
 
     /// o of rows r and r + 8 of a token, normed where there is a norm: squares are added neighbours first, as for one token.
@@ -148,7 +149,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
         let squares = squares!(sum_of_rows(o), sum_of_rows(times(o, SMALL)));
         let warp = thread_idx_x() / 32;
-        let of_block = 4 * GROUPS_OF_BLOCK;
+        let of_block = 4 * GROUPS;
         // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
         unsafe {
             if Self::CLUSTERED {
@@ -189,11 +190,7 @@ fn sum_of_rows(o: [f32; 2]) -> f32 {
     let mut squares = o.map(|o| o * o);
     let mut mask = 4;
     while mask < 32 {
-        let mut i = 0;
-        while i < 2 {
-            squares[i] += warp_shuffle_xor(squares[i], mask);
-            i += 1;
-        }
+        each!(i in 0..2 => squares[i] += warp_shuffle_xor(squares[i], mask));
         mask *= 2;
     }
     squares[0] + squares[1]

@@ -1,5 +1,6 @@
-//! From piece to piece of a row: the warpgroups that have its state.
+//! From chunk to chunk of a row: the warpgroups that have its state.
 
+use crate::math::each::each;
 use core::array;
 
 use super::super::norm;
@@ -10,7 +11,7 @@ use super::super::state::{load_carried, store_carried};
 use super::super::values;
 use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp};
 use super::machine::Machine;
-use super::{Chain, GROUPS, Progress};
+use super::{Chain, FIRST_GROUP_BARRIER, Progress};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
 use crate::device::rarely;
@@ -23,15 +24,15 @@ use crate::device::warpgroup::{self, fence_shared};
 use crate::layer::Place;
 use crate::recurrent::Gating;
 
-impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u32>
-    Chain<'_, G, M, K, V, GROUPS_OF_BLOCK>
+impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
+    Chain<'_, G, M, K, V, GROUPS>
 {
-    /// All pieces of the launch of a row that has some, whose state is in the pool, or where the launch of those before
+    /// All chunks of the launch of a row that has some, whose state is in the pool, or where the launch of those before
     /// left it.
     ///
     /// # Safety
     /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to
-    /// the last piece.
+    /// the last chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk(&self, place: &Place, progress: &mut Progress) {
         let (c, params) = (self.c, self.params);
@@ -41,19 +42,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 self.meet_cluster();
             }
             self.keep_span();
-            let mut j = params.first_piece;
+            let mut j = params.first_chunk;
             let mut s = [0.0; 64];
             let is_brought = self.brings_state(progress);
             if j == 0 && !is_brought {
                 s = self.places().bring(c, self.start(place), !place.is_fresh());
             }
-            // The pieces before are done, which may have been under way until now.
+            // The chunks before are done, which may have been under way until now.
             wait_for_previous();
             s = if j > 0 {
                 load_carried::<K>(self.carried())
             } else {
                 if is_brought && !place.is_fresh() {
-                    let (i, round) = M::stage_of(c, progress.pieces);
+                    let (i, round) = M::stage_of(c, progress.chunks);
                     wait_for_counter(Self::there(i), round);
                     s = self.places().take(c, Self::state());
                 }
@@ -62,25 +63,25 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             let mut i;
             loop {
                 let round;
-                (i, round) = M::stage_of(c, progress.pieces);
+                (i, round) = M::stage_of(c, progress.chunks);
                 if !G::PER_CHANNEL {
-                    // Addresses of products come by uniform registers then. KDA's chain spills with that.
+                    // Uniform (docs/compiler.md): addresses of products. KDA's chain spills with that.
                     i = of_warp(i);
                 }
                 wait_for_counter(Self::there(i), round);
                 let span = Self::kept_span();
-                let piece = span.piece(j);
-                if piece.count > 1 {
+                let chunk = span.chunk(j);
+                if chunk.count > 1 {
                     let stage = Self::stage(i);
                     s = self.advance::<false>(s, j, (stage, stage + Self::HEAD));
                 } else {
-                    let room = Self::room(i, piece.start);
-                    // Said anew: there are not registers to keep it.
+                    let room = Self::room(i, chunk.start);
+                    // Loaded again: there are no registers to keep it.
                     let place = Place::load(c, &params.layer, span.b);
                     self.with_inputs(&place).advance_by_one(
                         &mut s,
                         Self::kept_span,
-                        piece.start,
+                        chunk.start,
                         (room, G::PER_CHANNEL),
                     );
                     // What was stored to the stage is before what is copied to it.
@@ -91,7 +92,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                     arrive_at_counter(Self::free(i));
                 }
                 self.store_checkpoint(&s, slot);
-                (j, progress.pieces) = (j + 1, progress.pieces + 1);
+                (j, progress.chunks) = (j + 1, progress.chunks + 1);
                 if self.is_behind(&Self::kept_span(), j) {
                     break;
                 }
@@ -105,7 +106,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 }
             };
             let span = Self::kept_span();
-            if span.piece(j).start < span.count {
+            if span.chunk(j).start < span.count {
                 free();
                 store_carried::<K>(self.carried(), &s);
             } else if c.update_state != 0 {
@@ -118,20 +119,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// The slot of the checkpoint behind the piece in the `i`-th stage, as the copier left it.
+    /// The slot of the checkpoint behind the chunk in the `i`-th stage, as the copier left it.
     ///
     /// # Safety
-    /// The piece is there.
+    /// The chunk is there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn brought_slot(&self, i: u32) -> u64 {
         if self.c.checkpoint_every == 0 {
             return u64::MAX;
         }
-        // SAFETY: the caller's promise.
-        long(unsafe { load_shared_b64(Self::slot(i)) })
+        long(load_shared_b64(Self::slot(i)))
     }
 
-    /// The state after the piece of this number, of more than one token. Of a row that is `SHORT` o is normed here, of others
+    /// The state after the chunk of this number, of more than one token. Of a row that is `SHORT` o is normed here, of others
     /// behind the launch.
     ///
     /// Rows of the state are independent of each other, so each warp decides for its 16 rows which tokens f16 holds
@@ -151,73 +151,70 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         let c = self.c;
         let tile = Self::tile(stage);
         let factors = head + FACTORS + lane_id() % 4 * 8;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
-            // Before the products: words that are read beside them make the assembler wait for each product.
-            let is_small = range::is_small(a[0]);
-            let products = M::by_both::<K>(&a, stage);
-            // Beside the products of keys: half of v and its factors, for which there are registers.
-            let (v, x) = (values::of_tile(c, tile, 0), factors_of(0, factors));
-            let (of_keys, of_queries) = M::first(products);
-            // Beside the products of queries.
-            let mut r = [0; 16];
-            let (second, y) = (values::of_tile(c, tile, 32), factors_of(4, factors));
-            rest_of(&mut r, 0, &v, &of_keys, &x);
-            rest_of(&mut r, 4, &second, &of_keys, &y);
-            let may_be_outside = is_small | range::may_be_large(&r);
-            // Before the branch: the assembler multiplies the state behind what it waits for, unless the decay is there.
-            let decay = if G::PER_CHANNEL {
-                1.0
-            } else {
-                f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES))
-            };
-            let looks = sync_barrier_any(Self::group_barrier(), 128, may_be_outside);
-            let mut first = CHUNK;
-            let weighed = if looks {
-                rarely();
-                let count = Self::kept_span().piece(number).count;
-                first = range::first_outside::<K>(&mut r, &before, is_small, count);
-                let products = M::by_triangle(&r, head, of_queries);
-                Self::weigh(before, decay, products, factors, first)
-            } else {
-                let products = M::by_triangle(&r, head, of_queries);
-                Self::weigh(before, decay, products, factors, CHUNK)
-            };
-            let Weighed {
-                s,
-                plain,
-                decayed,
-                mut o,
-            } = weighed;
-            let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
-            let mut s = if G::PER_CHANNEL {
-                M::add::<K, 64>(s, state, &mut o, products)
-            } else {
-                M::add::<K, 128>(s, state, &mut o, products)
-            };
-            if looks {
-                rarely();
-                let mut own = M::settle::<K>(s);
-                if first < CHUNK {
-                    self.advance_outside::<SHORT>(&mut own, &mut o, (number, first), tile);
-                }
-                s = warpgroup::pending(own);
+        let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
+        // Before the products: words that are read beside them make the assembler wait for each product.
+        let is_small = range::is_small(a[0]);
+        let products = M::by_both::<K>(&a, stage);
+        // Beside the products of keys: half of v and its factors, for which there are registers.
+        let (v, x) = (values::of_tile(c, tile, 0), factors_of(0, factors));
+        let (of_keys, of_queries) = M::first(products);
+        // Beside the products of queries.
+        let mut r = [0; 16];
+        let (second, y) = (values::of_tile(c, tile, 32), factors_of(4, factors));
+        rest_of(&mut r, 0, &v, &of_keys, &x);
+        rest_of(&mut r, 4, &second, &of_keys, &y);
+        let may_be_outside = is_small | range::may_be_large(&r);
+        // Before the branch: the assembler multiplies the state behind what it waits for, unless the decay is there.
+        let decay = if G::PER_CHANNEL {
+            1.0
+        } else {
+            f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES))
+        };
+        let looks = sync_barrier_any(Self::group_barrier(), 128, may_be_outside);
+        let mut first = CHUNK;
+        let weighed = if looks {
+            rarely();
+            let count = Self::kept_span().chunk(number).count;
+            first = range::first_outside::<K>(&mut r, &before, is_small, count);
+            let products = M::by_triangle(&r, head, of_queries);
+            Self::weigh(before, decay, products, factors, first)
+        } else {
+            let products = M::by_triangle(&r, head, of_queries);
+            Self::weigh(before, decay, products, factors, CHUNK)
+        };
+        let Weighed {
+            s,
+            plain,
+            decayed,
+            mut o,
+        } = weighed;
+        let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
+        let mut s = if G::PER_CHANNEL {
+            M::add::<K, 64>(s, state, &mut o, products)
+        } else {
+            M::add::<K, 128>(s, state, &mut o, products)
+        };
+        if looks {
+            rarely();
+            let mut own = M::settle::<K>(s);
+            if first < CHUNK {
+                self.advance_outside::<SHORT>(&mut own, &mut o, (number, first), tile);
             }
-            // Beside the products that are added to the state.
-            self.store_output::<SHORT>(o, (number, first), stage);
-            M::settle::<K>(s)
+            s = warpgroup::pending(own);
         }
+        // Beside the products that are added to the state.
+        self.store_output::<SHORT>(o, (number, first), stage);
+        M::settle::<K>(s)
     }
 
     /// Barrier of this thread's warpgroup.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn group_barrier() -> u32 {
-        GROUPS + thread_idx_x() / 128
+        FIRST_GROUP_BARRIER + thread_idx_x() / 128
     }
 
-    /// What the products of R and of queries, which are under way, become for the products behind them. From token `first` on, if
-    /// there is such a token in the piece, δ takes no part in these, and the state stays.
+    /// Waits for the products of R and of queries, and makes the operands of the products behind them. From token `first` on, if
+    /// there is such a token in the chunk, δ takes no part in these, and the state stays.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn weigh(
         mut s: [f32; 64],
@@ -232,26 +229,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             if first < CHUNK {
                 // The state stays.
             } else if G::PER_CHANNEL {
-                let mut j = 0;
-                while j < K as usize / 8 {
+                each!(j in 0..K as usize / 8 => {
                     let [x, y] = factor(factors, 3, j);
                     s[4 * j] *= x;
                     s[4 * j + 1] *= y;
                     s[4 * j + 2] *= x;
                     s[4 * j + 3] *= y;
-                    j += 1;
-                }
+                });
             } else {
-                let mut i = 0;
-                while i < K as usize / 2 {
-                    s[i] *= decay;
-                    i += 1;
-                }
+                each!(i in 0..K as usize / 2 => s[i] *= decay);
             }
             let [delta, of_queries] = M::both(products);
             let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
-            let mut j = 0;
-            while j < 8 {
+            each!(j in 0..8 => {
                 let ([x, y], [z, w]) = (factor(factors, 2, j), factor(factors, 1, j));
                 let at = 4 * j;
                 plain[2 * j] = pack_f16x2(delta[at], delta[at + 1]);
@@ -262,8 +252,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
                 o[at + 1] = of_queries[at + 1] * w;
                 o[at + 2] = of_queries[at + 2] * z;
                 o[at + 3] = of_queries[at + 3] * w;
-                j += 1;
-            }
+            });
             if first < CHUNK {
                 range::clear_from(&mut plain, first);
                 decayed = [0; 16];
@@ -277,7 +266,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
         }
     }
 
-    /// Stores o of the piece, whose first token that f16 does not hold is `first`.
+    /// Stores o of the chunk, whose first token that f16 does not hold is `first`.
     ///
     /// # Safety
     /// The tensors of `params` are live; the warpgroup's tile of v in `stage` is read.
@@ -293,48 +282,45 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS_OF_BLOCK: u
             (self.row.hv, self.first()),
             (Self::tile(stage), Self::group_barrier()),
         );
-        // SAFETY: the caller's promise.
-        unsafe {
-            let span = Self::kept_span();
-            let piece = span.piece(number);
-            let is_normed = SHORT && c.has_norm != 0;
-            let scales = if is_normed {
-                norm::is_left(c)
+        let span = Self::kept_span();
+        let chunk = span.chunk(number);
+        let is_normed = SHORT && c.has_norm != 0;
+        let scales = if is_normed {
+            norm::is_left(c)
+        } else {
+            output::stage(c, &o, at, first < CHUNK)
+        };
+        if scales {
+            rarely();
+            self.scale_output::<SHORT>(&mut o, (&span, number), first);
+            if !is_normed {
+                output::stage_again(c, &o, at);
+            }
+        }
+        if is_normed {
+            let sums = if Self::CLUSTERED {
+                Self::sums_of_cluster(stage != Self::stage(0))
             } else {
-                output::stage(c, &o, at, first < CHUNK)
+                Self::sums()
             };
-            if scales {
-                rarely();
-                self.scale_output::<SHORT>(&mut o, (&span, number), first);
-                if !is_normed {
-                    output::stage_anew(c, &o, at);
-                }
-            }
-            if is_normed {
-                let sums = if Self::CLUSTERED {
-                    Self::sums_of_cluster(stage != Self::stage(0))
-                } else {
-                    Self::sums()
-                };
-                let powers = Self::scratch() + thread_idx_x() / 128 * 4 * norm::OF_WARP;
-                let at = (at.0, at.1, sums, powers);
-                output::store_normed::<V, GROUPS_OF_BLOCK>(c, params, (&span, piece), of, &o, at);
-            } else {
-                output::store(c, params, (&span, piece), of, &o, at.0);
-            }
+            let powers = Self::scratch() + thread_idx_x() / 128 * 4 * norm::OF_WARP;
+            let at = (at.0, at.1, sums, powers);
+            output::store_normed::<V, GROUPS>(c, params, (&span, chunk), of, &o, at);
+        } else {
+            output::store(c, params, (&span, chunk), of, &o, at.0);
         }
     }
 }
 
-/// Of a piece, what the last products are of.
+/// Operands of a chunk's last products.
 struct Weighed {
-    /// The state, decayed to the end of the piece.
+    /// The state, decayed to the end of the chunk.
     s: [f32; 64],
     /// δ, rounded.
     plain: [u32; 16],
-    /// δ, decayed to the end of the piece, and rounded.
+    /// δ, decayed to the end of the chunk, and rounded.
     decayed: [u32; 16],
-    /// What o has of the state.
+    /// The state's part of o.
     o: [f32; 32],
 }
 
@@ -345,8 +331,7 @@ struct Weighed {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn factor(factors: u32, kind: u32, j: usize) -> [f32; 2] {
     let byte = kind * FACTOR_BYTES + 32 * j as u32;
-    // SAFETY: the caller's promise.
-    unsafe { load_shared_b64(factors + byte) }.map(f32::from_bits)
+    load_shared_b64(factors + byte).map(f32::from_bits)
 }
 
 /// Factors of S k̂ of four times 8 tokens, those from 8 `first` on.
@@ -356,13 +341,10 @@ unsafe fn factor(factors: u32, kind: u32, j: usize) -> [f32; 2] {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn factors_of(first: u32, factors: u32) -> [[f32; 2]; 4] {
     let mut of = [[0.0; 2]; 4];
-    let mut i = 0;
-    while i < 4 {
-        // SAFETY: the caller's promise.
-        let pair = unsafe { load_shared_b64(factors + 32 * (first + i as u32)) };
+    each!(i in 0..4 => {
+        let pair = load_shared_b64(factors + 32 * (first + i as u32));
         of[i] = pair.map(f32::from_bits);
-        i += 1;
-    }
+    });
     of
 }
 
@@ -375,8 +357,7 @@ fn rest_of(
     products: &[f32; 32],
     factors: &[[f32; 2]; 4],
 ) {
-    let mut i = 0;
-    while i < 4 {
+    each!(i in 0..4 => {
         let j = first + i;
         let [x, y] = factors[i];
         let [a, b, c, d] = [v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]];
@@ -388,6 +369,5 @@ fn rest_of(
         ];
         r[2 * j] = pack_f16x2(fma(-u[0], x, a), fma(-u[1], y, b));
         r[2 * j + 1] = pack_f16x2(fma(-u[2], x, c), fma(-u[3], y, d));
-        i += 1;
-    }
+    });
 }

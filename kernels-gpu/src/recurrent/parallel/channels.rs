@@ -23,7 +23,7 @@ use crate::math::each::each;
 use crate::math::elements::{Raw, load};
 use crate::math::power;
 use crate::math::reduce::{butterfly_scatter, dot};
-use crate::recurrent::tokens::{RawGates, gate_row, load_a_log};
+use crate::recurrent::gates::{RawGates, gate_row, load_a_log};
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
@@ -130,7 +130,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let team = thread_idx_x() / Self::TEAM;
             let mut first = 0;
             while first < TOKENS / 2 {
-                // Where no team is too many, nothing is compared: the assembler would doubt that a warp is together.
+                // Without a comparison where no team is too many: docs/compiler.md, Warps that stay together.
                 if Self::TEAMS <= TOKENS / 2 || team < TOKENS / 2 {
                     self.columns(set, first + team, (advances, made));
                 }
@@ -213,7 +213,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 side += 1;
             }
         });
-        // Lest the assembler load what follows ahead, and run out of registers.
+        // A load fence: docs/compiler.md.
         sync_warp(FULL_MASK);
         // Of Γ ⊙ k and Γ ⊙ q of each column.
         let mut powers = [[1.0; 2]; 2];

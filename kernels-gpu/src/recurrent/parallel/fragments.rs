@@ -20,7 +20,7 @@ use crate::math::elements::Raw;
 use crate::math::power;
 
 /// 32 channels of 16 rows, two to a word: rows r and r + 8.
-pub type Piece = [[u32; 4]; 2];
+pub type Fragment = [[u32; 4]; 2];
 
 /// Two values as bf16 or f16. No infinity is held, as a state's are: infinite factors make NaN.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -42,7 +42,7 @@ pub fn split(x: f32, y: f32, is_f16: bool) -> [u32; 2] {
 
 /// `sum` + rows · columnsᵀ over 32 channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-fn add_products(sum: [f32; 4], rows: Piece, columns: [u32; 4], is_f16: bool) -> [f32; 4] {
+fn add_products(sum: [f32; 4], rows: Fragment, columns: [u32; 4], is_f16: bool) -> [f32; 4] {
     let [x, y] = rows;
     let (first, second) = ([columns[0], columns[1]], [columns[2], columns[3]]);
     let sum = mma_m16n8k16_b16([x[0], y[0], x[1], y[1]], first, sum, is_f16);
@@ -62,7 +62,7 @@ pub struct Tokens8 {
 
 /// 32 channels of 8 tokens.
 #[derive(Clone, Copy)]
-pub struct TokenPiece {
+pub struct TokenFragment {
     high: [u32; 4],
     low: [u32; 4],
     split: bool,
@@ -92,11 +92,11 @@ impl Tokens8 {
         }
     }
 
-    /// Channels 32 `piece` ... All lanes of the warp call it.
+    /// Channels 32 `fragment` ... All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn piece(self, piece: usize) -> TokenPiece {
-        let address = self.address + 64 * piece as u32;
-        TokenPiece {
+    pub unsafe fn fragment(self, fragment: usize) -> TokenFragment {
+        let address = self.address + 64 * fragment as u32;
+        TokenFragment {
             high: load_matrices(address),
             low: if self.split {
                 load_matrices(address + self.low)
@@ -108,12 +108,12 @@ impl Tokens8 {
         }
     }
 
-    /// As [`Self::piece`], channel by channel: word j is of tokens 2c and 2c + 1 and column r of the j-th of the four
-    /// products that [`Steps::advance`] makes of a piece.
+    /// As [`Self::fragment`], channel by channel: word j is of tokens 2c and 2c + 1 and column r of the j-th of the four
+    /// products that [`Steps::advance`] makes of a fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn channels(self, piece: usize) -> TokenPiece {
-        let address = self.address + 64 * piece as u32;
-        TokenPiece {
+    pub unsafe fn channels(self, fragment: usize) -> TokenFragment {
+        let address = self.address + 64 * fragment as u32;
+        TokenFragment {
             high: load_matrices_transposed(address),
             low: if self.split {
                 load_matrices_transposed(address + self.low)
@@ -126,10 +126,10 @@ impl Tokens8 {
     }
 }
 
-impl TokenPiece {
+impl TokenFragment {
     /// `sum` + S · tokensᵀ, of the 16 rows of S in `state`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn times_state(self, sum: [f32; 4], state: Piece) -> [f32; 4] {
+    pub fn times_state(self, sum: [f32; 4], state: Fragment) -> [f32; 4] {
         let sum = add_products(sum, state, self.high, self.is_f16);
         if self.split {
             add_products(sum, state, self.low, self.is_f16)
@@ -225,14 +225,19 @@ impl Steps {
         }
     }
 
-    /// S diag(decays) + self · kᵀ on one piece of S, which is f16 or bf16, rounded. All lanes of the warp call it.
+    /// S diag(decays) + self · kᵀ on one fragment of S, which is f16 or bf16, rounded. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn advance(self, (state, is_f16): (Piece, bool), decays: [f32; 8], k: TokenPiece) -> Piece {
+    pub fn advance(
+        self,
+        (state, is_f16): (Fragment, bool),
+        decays: [f32; 8],
+        k: TokenFragment,
+    ) -> Fragment {
         let Split(steps) = self.split;
         let mut next = [[0; 4]; 2];
         let mut j = 0;
         if is_f16 {
-            // Lest the assembler take several pieces at a time, and run out of registers.
+            // A load fence: docs/compiler.md.
             sync_warp(FULL_MASK);
             let [p, q] = self.inverses;
             while j < 4 {
@@ -267,9 +272,9 @@ impl Steps {
         next
     }
 
-    /// S diag(decays) of the `j`-th two of a lane's channels of a piece.
+    /// S diag(decays) of the `j`-th two of a lane's channels of a fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn kept(state: Piece, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
+    fn kept(state: Fragment, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
         let [a, b] = b16x2_to_f32(state[0][j], is_f16);
         let [c, d] = b16x2_to_f32(state[1][j], is_f16);
         let (x, y) = (decays[2 * j], decays[2 * j + 1]);
@@ -278,14 +283,14 @@ impl Steps {
 }
 
 impl Split {
-    /// S diag(decays) + Σ steps · kᵀ on one piece of S, which is bf16, rounded. All lanes of the warp call it.
+    /// S diag(decays) + Σ steps · kᵀ on one fragment of S, which is bf16, rounded. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn fold<const SETS: usize>(
-        state: Piece,
+        state: Fragment,
         decays: [f32; 8],
-        steps: [(Self, TokenPiece); SETS],
-    ) -> Piece {
-        // Lest the assembler take several pieces at a time, and run out of registers.
+        steps: [(Self, TokenFragment); SETS],
+    ) -> Fragment {
+        // A load fence: docs/compiler.md.
         sync_warp(FULL_MASK);
         let mut next = [[0; 4]; 2];
         each!(j in 0..4 => {

@@ -5,7 +5,8 @@ use crate::constants::Element;
 use crate::device::warp::{lane_id, warp_shuffle_idx};
 use crate::math::each::each;
 use crate::math::elements::{Raw, load_one};
-use crate::recurrent::tokens::{RawGates, Tokens, gate_row, load_a_log, load_beta};
+use crate::recurrent::gates::{RawGates, gate_row, load_a_log, load_beta};
+use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 

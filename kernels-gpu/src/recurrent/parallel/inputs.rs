@@ -1,7 +1,6 @@
 //! Tokens and values on their way from global to shared memory, and o on its way back.
 //!
-//! They are loaded as they are, and nothing is done with them before they are stored: whatever the assembler finds to
-//! do with a loaded value, it does ahead of the copies of the state, and makes those wait for that load.
+//! They are loaded as they are, and not converted before all copies of the state are on their way: docs/compiler.md, Loads first.
 
 use super::fragments::{store_channels, store_f16_channels};
 use super::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};

@@ -125,6 +125,8 @@ pub trait Block {
     const WARPS: u32;
     /// Rows of S of a worker.
     const ROWS: u32;
+    /// Blocks that share one head's state.
+    const TILES: u32 = Self::V / (Self::WARPS * Self::ROWS);
     /// Whether states wait for tokens of a ring, which are then the previous ones.
     const WAITS: bool = false;
 }

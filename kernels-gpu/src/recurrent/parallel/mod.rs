@@ -18,7 +18,7 @@ use core::marker::PhantomData;
 use crate::constants::Element;
 use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
-use crate::launch::{Computes, Kernel, Layout, States};
+use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::{Tokens, clear_rest_of_tile};
@@ -37,25 +37,24 @@ pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES
     PhantomData<G>,
 );
 
+/// The description of a kernel of `family` in such blocks, with so many bytes of shared memory.
+pub(crate) const fn description<B: Block>(family: Family, shared_bytes: u32) -> Description {
+    let threads = 32 * (B::WARPS + 1);
+    let computes = Computes::new(family, Some(B::PER_CHANNEL), [B::K, B::V]);
+    Description {
+        tiles: B::TILES,
+        min_blocks_per_sm: 384 / threads,
+        shared: Shared::of_block(shared_bytes),
+        ..Description::of(threads, computes.on(Layout::KLast, B16::ELEMENT))
+    }
+}
+
 impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
     for Parallel<G, K, V, WARPS, TILES16>
 {
     type Params = StepParams;
     type Constants = StepConstants;
-    const BLOCK: u32 = 32 * (WARPS + 1);
-    const TILES: u32 = V / (WARPS * Self::ROWS);
-    const MIN_BLOCKS_PER_SM: u32 = 384 / Self::BLOCK;
-    const SHARED_BYTES: u32 = Map::<Self>::BYTES;
-    const COMPUTES: Option<Computes> = Some(Computes {
-        family: G::PARALLEL,
-        per_channel: Some(G::PER_CHANNEL),
-        states: Some(States {
-            layout: Layout::KLast,
-            element: B16::ELEMENT,
-        }),
-        k: K,
-        v: V,
-    });
+    const DESCRIPTION: Description = description::<Self>(Family::PARALLEL, Map::<Self>::BYTES);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
@@ -316,10 +315,11 @@ impl<A> RowStep<'_, A> {
             let [sk, sq] = worker.products(
                 operand(Operand::Key),
                 operand(Operand::Query),
-                |tile, piece, state| match &advanced {
+                |tile, fragment, state| match &advanced {
                     Some(advance) => {
-                        let next = Worker::<B, TILES16>::advance_piece(advance, tile, piece, state);
-                        worker.store_piece(write, tile, piece, next);
+                        let next =
+                            Worker::<B, TILES16>::advance_fragment(advance, tile, fragment, state);
+                        worker.store_fragment(write, tile, fragment, next);
                         next
                     }
                     None => state,

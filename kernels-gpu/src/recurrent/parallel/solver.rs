@@ -1,7 +1,7 @@
 //! The warp that works on tokens alone: gates, Gram matrices and the triangular solution, in f32, while the state is on
 //! its way. It sees no row of S.
 
-use super::fragments::{TokenPiece, Tokens8};
+use super::fragments::{TokenFragment, Tokens8};
 use super::gates::{GateInputs, Gates};
 use super::map::{Block, Map, Operand, Set};
 use crate::device::float::{exp2, fma, rsqrt};
@@ -30,11 +30,11 @@ struct Gram {
 }
 
 /// K / 32 at most.
-pub const MOST_PIECES: usize = 4;
+pub const MOST_FRAGMENTS: usize = 4;
 
 /// Pair by pair.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn sum(parts: [[f32; 4]; MOST_PIECES]) -> [f32; 4] {
+pub fn sum(parts: [[f32; 4]; MOST_FRAGMENTS]) -> [f32; 4] {
     let [a, b, c, d] = parts;
     let mut sum = [0.0; 4];
     each!(i in 0..4 => sum[i] = (a[i] + b[i]) + (c[i] + d[i]));
@@ -54,17 +54,18 @@ impl Gram {
         let is_f16 = c.state_f16 != 0;
         let keys = Tokens8::new::<B>(set.key(), c.k_element, is_f16);
         let queries = Tokens8::new::<B>(Operand::Query, c.q_element, is_f16);
-        // A sum for each piece: four short chains instead of a long one.
-        let (mut with_keys, mut with_queries) = ([[0.0; 4]; MOST_PIECES], [[0.0; 4]; MOST_PIECES]);
-        each!(piece in 0..(B::K / 32) as usize => {
-            let k = keys.piece(piece);
+        // A sum for each fragment: four short chains instead of a long one.
+        let (mut with_keys, mut with_queries) =
+            ([[0.0; 4]; MOST_FRAGMENTS], [[0.0; 4]; MOST_FRAGMENTS]);
+        each!(fragment in 0..(B::K / 32) as usize => {
+            let k = keys.fragment(fragment);
             let q = match set {
-                Set::New => queries.piece(piece),
-                Set::Previous => TokenPiece::NONE,
+                Set::New => queries.fragment(fragment),
+                Set::Previous => TokenFragment::NONE,
             };
-            with_keys[piece] = k.gram(with_keys[piece], k, q);
+            with_keys[fragment] = k.gram(with_keys[fragment], k, q);
             if let Set::New = set {
-                with_queries[piece] = q.gram(with_queries[piece], k, q);
+                with_queries[fragment] = q.gram(with_queries[fragment], k, q);
             }
         });
         let (with_keys, with_queries) = (sum(with_keys), sum(with_queries));

@@ -1,6 +1,6 @@
 //! The state: from global memory to the warp that owns its rows, and back.
 
-use super::fragments::{Piece, Split, SplitMatrix, Steps, Tokens8};
+use super::fragments::{Fragment, Split, SplitMatrix, Steps, Tokens8};
 use super::map::{Block, Map, Set};
 use super::worker::Worker;
 use crate::device::shared::{
@@ -17,15 +17,13 @@ pub struct Advance<const TILES16: usize> {
     steps: [Steps; TILES16],
     decays: Decays,
     keys: Tokens8,
-    /// All ones if there is any token: none leaves the state as it is, to the bit. A mask, because the assembler makes
-    /// a branch of a choice, and goes through the tiles one by one; see [`mask`].
+    /// All ones if there is any token: none leaves the state as it is, to the bit. See [`mask`].
     moved: u32,
     state_f16: bool,
 }
 
-/// All ones where `is`, else 0: for [`Worker::advance_by`]. The mask comes out of a shuffle, because the assembler takes a mask that
-/// it knows to be a condition apart: each masked word costs two choices and an "or" then, instead of one instruction. All lanes
-/// of the warp call it with the same condition.
+/// All ones where `is`, else 0, out of a shuffle: docs/compiler.md, Masks. For [`Worker::advance_by`]. All lanes of the warp call it with
+/// the same condition.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn mask(is: bool) -> u32 {
     let mask = if is { u32::MAX } else { 0 };
@@ -40,13 +38,13 @@ pub enum Decays {
 }
 
 impl Decays {
-    /// The decays of this lane's 8 channels of a piece.
+    /// The decays of this lane's 8 channels of a fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn of_piece(&self, piece: usize) -> [f32; 8] {
+    pub unsafe fn of_fragment(&self, fragment: usize) -> [f32; 8] {
         match *self {
             Self::Head(decay) => [decay; 8],
             Self::Channels(address) => {
-                let address = address + 128 * piece as u32 + lane_id() % 4 * 32;
+                let address = address + 128 * fragment as u32 + lane_id() % 4 * 32;
                 let [[a, b, c, d], [e, f, g, h]] =
                     [load_shared_b128(address), load_shared_b128(address + 16)];
                 [a, b, c, d, e, f, g, h].map(f32::from_bits)
@@ -76,11 +74,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
 
-    /// Address in shared memory of channels 8c .. 8c+8 of a piece in row 8 `half` + r of a tile: this lane's fragment.
+    /// Address in shared memory of channels 8c .. 8c+8 of a fragment in row 8 `half` + r of a tile: this lane's fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn fragment(&self, tile: usize, piece: usize, half: usize) -> u32 {
+    fn fragment(&self, tile: usize, fragment: usize, half: usize) -> u32 {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
-        let chunk = 4 * piece as u32 + lane_id() % 4;
+        let chunk = 4 * fragment as u32 + lane_id() % 4;
         Map::<B>::state(self.warp, row, chunk)
     }
 
@@ -116,19 +114,19 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn state(&self, tile: usize, piece: usize) -> Piece {
-        [0, 1].map(|half| load_shared_b128(self.fragment(tile, piece, half)))
+    pub unsafe fn state(&self, tile: usize, fragment: usize) -> Fragment {
+        [0, 1].map(|half| load_shared_b128(self.fragment(tile, fragment, half)))
     }
 
-    /// Leaves a piece where [`Self::state`] finds it.
+    /// Leaves a fragment where [`Self::state`] finds it.
     ///
     /// # Safety
     /// The warp's copies of the state have been waited for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn leave_piece(&self, tile: usize, piece: usize, next: Piece) {
+    pub unsafe fn leave_fragment(&self, tile: usize, fragment: usize, next: Fragment) {
         each!(half in 0..2 => {
             // SAFETY: the caller's promise; the fragment is this lane's alone.
-            unsafe { store_shared_b128(self.fragment(tile, piece, half), next[half]) };
+            unsafe { store_shared_b128(self.fragment(tile, fragment, half), next[half]) };
         });
     }
 
@@ -162,15 +160,18 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Piece `piece` of `tile` of the advanced state, of which `state` is that before.
+    /// Fragment `fragment` of `tile` of the advanced state, of which `state` is that before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn advance_piece(
+    pub unsafe fn advance_fragment(
         advance: &Advance<TILES16>,
         tile: usize,
-        piece: usize,
-        state: Piece,
-    ) -> Piece {
-        let (keys, decays) = (advance.keys.channels(piece), advance.decays.of_piece(piece));
+        fragment: usize,
+        state: Fragment,
+    ) -> Fragment {
+        let (keys, decays) = (
+            advance.keys.channels(fragment),
+            advance.decays.of_fragment(fragment),
+        );
         let mut next = advance.steps[tile].advance((state, advance.state_f16), decays, keys);
         each!(half in 0..2 => {
             each!(j in 0..4 => {
@@ -180,14 +181,20 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         next
     }
 
-    /// Stores two neighbouring pieces of a tile, from `pair` · 2. Lanes of neighbouring rows exchange some, so that 8
+    /// Stores two neighbouring fragments of a tile, from `pair` · 2. Lanes of neighbouring rows exchange some, so that 8
     /// lanes store 128 bytes of one row. All lanes of the warp call it.
     ///
     /// # Safety
     /// The head is a live state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_pair(&self, head: Head, tile: usize, pair: usize, pieces: [Piece; 2]) {
-        // A mask, because the assembler makes a branch of a choice.
+    pub unsafe fn store_pair(
+        &self,
+        head: Head,
+        tile: usize,
+        pair: usize,
+        fragments: [Fragment; 2],
+    ) {
+        // Masks: docs/compiler.md.
         let odd = 0u32.wrapping_sub(lane_id() / 4 % 2);
         let share = Share {
             lane: lane_id() % 8,
@@ -197,7 +204,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         each!(half in 0..2 => {
             let (mut even_row, mut odd_row) = ([0; 8], [0; 8]);
             each!(j in 0..4 => {
-                let (first, second) = (pieces[0][half][j], pieces[1][half][j]);
+                let (first, second) = (fragments[0][half][j], fragments[1][half][j]);
                 let exchanged = (first ^ second) & odd;
                 let (own, others) = (first ^ exchanged, second ^ exchanged);
                 let got = warp_shuffle_xor(f32::from_bits(others), 4).to_bits();
@@ -216,29 +223,29 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// The head is a live state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
-        each!(pair in 0..Self::PIECES / 2 => {
+        each!(pair in 0..Self::FRAGMENTS / 2 => {
             each!(tile in 0..TILES16 => {
                 // Not by `map`, which takes more registers.
                 let [one, two] = [2 * pair, 2 * pair + 1];
-                let first = Self::advance_piece(advance, tile, one, self.state(tile, one));
-                let second = Self::advance_piece(advance, tile, two, self.state(tile, two));
+                let first = Self::advance_fragment(advance, tile, one, self.state(tile, one));
+                let second = Self::advance_fragment(advance, tile, two, self.state(tile, two));
                 self.store_pair(head, tile, pair, [first, second]);
             });
-            // Lest the assembler load all pieces before it stores any, and run out of registers.
+            // A load fence: docs/compiler.md.
             sync_warp(FULL_MASK);
         });
     }
 
-    /// Stores a piece of a tile.
+    /// Stores a fragment of a tile.
     ///
     /// # Safety
     /// The head is a live state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_piece(&self, head: Head, tile: usize, piece: usize, next: Piece) {
+    pub unsafe fn store_fragment(&self, head: Head, tile: usize, fragment: usize, next: Fragment) {
         let share = Share {
             lane: lane_id() % 4,
             lanes: 4,
-            first: 32 * piece as u32,
+            first: 32 * fragment as u32,
         };
         each!(half in 0..2 => {
             let [a, b, c, d] = next[half];

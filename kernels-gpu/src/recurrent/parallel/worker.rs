@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::fragments::{Piece, Split, SplitMatrix, Tokens8};
+use super::fragments::{Fragment, Split, SplitMatrix, Tokens8};
 use super::map::{Block, Map, Set};
 use crate::constants::Element;
 use crate::device::float::fma;
@@ -13,7 +13,7 @@ use crate::math::each::each;
 use crate::math::elements::Raw;
 use crate::step::StepConstants;
 
-/// Products<TILES16> of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
+/// Products of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
 pub type Products<const TILES16: usize> = [[f32; 4]; TILES16];
 
 /// This warp.
@@ -29,8 +29,8 @@ pub struct Worker<B, const TILES16: usize> {
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
-    /// Pieces of a row of S.
-    pub const PIECES: usize = (B::K / 32) as usize;
+    /// Fragments of a row of S.
+    pub const FRAGMENTS: usize = (B::K / 32) as usize;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &StepConstants, tile: u32) -> Self {
@@ -53,16 +53,16 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub unsafe fn key_products(&self, keys: Tokens8) -> Products<TILES16> {
         Self::wait_for_state();
         let mut products = [[0.0; 4]; TILES16];
-        each!(piece in 0..Self::PIECES => {
-            let k = keys.piece(piece);
+        each!(fragment in 0..Self::FRAGMENTS => {
+            let k = keys.fragment(fragment);
             each!(tile in 0..TILES16 => {
-                products[tile] = k.times_state(products[tile], self.state(tile, piece));
+                products[tile] = k.times_state(products[tile], self.state(tile, fragment));
             });
         });
         products
     }
 
-    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and piece of S₀.
+    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and fragment of S₀.
     ///
     /// # Safety
     /// As [`Self::key_products`]'s.
@@ -71,14 +71,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         &self,
         keys: Tokens8,
         queries: Tokens8,
-        state: impl Fn(usize, usize, Piece) -> Piece,
+        state: impl Fn(usize, usize, Fragment) -> Fragment,
     ) -> [Products<TILES16>; 2] {
         Self::wait_for_state();
         let (mut sk, mut sq) = ([[0.0; 4]; TILES16], [[0.0; 4]; TILES16]);
-        each!(piece in 0..Self::PIECES => {
-            let (k, q) = (keys.piece(piece), queries.piece(piece));
+        each!(fragment in 0..Self::FRAGMENTS => {
+            let (k, q) = (keys.fragment(fragment), queries.fragment(fragment));
             each!(tile in 0..TILES16 => {
-                let s = state(tile, piece, self.state(tile, piece));
+                let s = state(tile, fragment, self.state(tile, fragment));
                 sk[tile] = k.times_state(sk[tile], s);
                 sq[tile] = q.times_state(sq[tile], s);
             });

@@ -28,26 +28,4 @@
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
 
-use crate::launch::Family;
-use crate::recurrent::{self, Decays, Gating};
-
-/// One decay per value head.
-pub struct PerHead;
-
-impl Decays for PerHead {
-    const OF_CHANNELS: Option<bool> = Some(false);
-}
-
-impl Gating for PerHead {
-    const PER_CHANNEL: bool = false;
-    const PARALLEL: Family = Family::GdnMtpParallel;
-    const LAYER_PARALLEL: Family = Family::GdnLayerParallel;
-    const DEFERRED_PARALLEL: Family = Family::GdnDeferredParallel;
-    const DEFERRED_LAYER_PARALLEL: Family = Family::GdnDeferredLayerParallel;
-    const CHAIN: Family = Family::GdnPrefillChain;
-    const SHORT: Family = Family::GdnPrefillShort;
-}
-
-/// All tokens at once on K-last states of 16 bits.
-pub type Parallel<const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> =
-    recurrent::Parallel<PerHead, K, V, WARPS, TILES16>;
+pub use crate::recurrent::Parallel;
