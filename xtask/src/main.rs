@@ -39,8 +39,8 @@ enum Task {
     Toolchain,
     /// Compile kernels-gpu to host/ptx, one file per entry and a manifest, and assemble each entry for every architecture.
     Ptx {
-        /// Write nothing; fail if the committed files differ from the output of these sources, and assemble each entry with each profile
-        /// for one architecture.
+        /// Write nothing; fail if the committed files differ from the output of these sources, and assemble each entry with a quarter
+        /// of its profiles, each for one architecture.
         #[arg(long)]
         check: bool,
         /// Compile only the entries whose name contains this text, and assemble them for sm_90 and sm_90a only: a quick look while
