@@ -187,11 +187,13 @@ impl<
             let slices = c.ratio * Self::SLICES;
             let first_row = |s: u32| s % Self::SLICES * Self::SLICE + group * ROWS as u32;
             let inputs = Ahead::load::<Self>(&c, layer, &place, row);
-            each!(s in 0..DEPTH => {
+            let mut s = 0;
+            while s < DEPTH {
                 copies.start(s, s < slices, share, || {
                     (head(s / Self::SLICES), first_row(s))
                 });
-            });
+                s += 1;
+            }
             if !live {
                 store_zeros::<Self>(&c, layer, row);
                 return;
@@ -209,7 +211,8 @@ impl<
             let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));
             let (mut decay, mut folding_decay) = ([0.0; 8], [0.0; 8]);
             // All heads' slices in one loop that stays: docs/compiler.md.
-            each!(s in 0..slices => {
+            s = 0;
+            while s < slices {
                 let r = s / Self::SLICES;
                 let of_head = Self::head(&c, r);
                 let ring = ring(r);
@@ -306,7 +309,8 @@ impl<
                 copies.start(next % DEPTH, next < slices, share, || {
                     (head(next / Self::SLICES), first_row(next))
                 });
-            });
+                s += 1;
+            }
             sync_threads();
             finish::<Self>(&c, layer, row, scale);
         }
