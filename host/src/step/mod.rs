@@ -116,6 +116,7 @@ pub use args::{
 };
 pub(crate) use argument::{Argument, TENSORS, Unit};
 pub(crate) use gpu::{Gpu, MEASURED_ON, serves};
+#[cfg(feature = "self-test")]
 pub(crate) use kind::{Kind, Mode};
 pub use plan::Plan;
 pub(crate) use request::{Request, SWITCHES, Sort, Switches};
