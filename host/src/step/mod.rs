@@ -32,8 +32,8 @@
 //! | [`Step::checkpoints`] | the state (and window) after every so many tokens goes to a slot of its own, for prefix caching |
 //! | [`Step::workspace`] | scratch memory, needed by rows of more than 64 tokens |
 //!
-//! After a verify that wrote no state there are two ways on. A [`Commit`] replays the accepted tokens into the pool. Or the next step is a
-//! resume, which reads and writes each state once, whatever T is.
+//! After a verify that wrote no state there are two ways to continue. A [`Commit`] replays the accepted tokens into the pool. Or the next
+//! step is a resume, which reads and writes each state once, whatever T is.
 //!
 //! An example on the simulator: a verify of two drafted tokens, then a commit of the first.
 //!

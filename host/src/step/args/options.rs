@@ -151,9 +151,9 @@ pub enum Formulation {
     /// [workspace](super::Step::workspace) is needed for rows of more than 64 tokens on Hopper (compute capability 9.0), and for rows of
     /// more than one token on other GPUs.
     ///
-    /// Products within a chunk are of f16 numbers, summed in f32. For finite inputs results differ from the f32 recurrence by 1e-3 of the
-    /// norms of q̂ and of the state; the bits differ. If the updates of tokens cancel each other (similar keys, β near 2, no decay), the
-    /// difference is 1e-3 of the sum of their magnitudes. An output depends on no later token, unless the inputs of that token have a NaN.
+    /// Products within a chunk are of f16 numbers, summed in f32. For finite inputs results differ from the f32 recurrence by up to 1e-3 of
+    /// the norms of q̂ and of the state. If the updates of tokens cancel each other (similar keys, β near 2, no decay), the difference is
+    /// up to 1e-3 of the sum of their magnitudes. An output depends on no later token, unless the inputs of that token have a NaN.
     ///
     /// Chunks end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)). States between chunks are f32. A
     /// chunk of one token has the bits of a decode of f32 states. So with f32 states, a prompt that is cut into launches at multiples of 64
