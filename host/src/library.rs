@@ -1,4 +1,4 @@
-//! The kernels on one GPU (or in the simulator), compiled as they are needed.
+//! The library: the kernels on one GPU or in the simulator, compiled on first use.
 
 use std::ffi::CString;
 use std::fmt;
@@ -21,44 +21,43 @@ use crate::step::{Gpu, MEASURED_ON, Sort, TENSORS, WHOLE_BYTES, serves};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
 
-/// Dynamic shared memory that a launch may have without asking first, bytes.
+/// Dynamic shared memory in bytes that a launch may have without setting a function attribute.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The kernels on one GPU, or in the simulator. Cheap to clone; one per GPU serves every thread.
+/// The kernels on one GPU, or in the simulator. A library is cheap to clone, and one per GPU serves all threads.
 ///
-/// Compiled kernels stay loaded until the process ends or their context is destroyed, so that a captured graph
-/// may outlive the library that launched into it.
+/// Compiled kernels stay loaded until the process ends or their context is destroyed. A captured graph may therefore outlive the library.
 ///
-/// Threads that ask for the same kernel first wait for one compilation. A failure is an error of the call that met it,
-/// and is not kept: where memory ran out, or the driver refused the PTX, nothing stays loaded, and the next call tries
-/// again. After an error that is fatal to the context (an illegal access, a lost device) every call returns the
-/// driver's error, and dropping is quiet.
+/// If several threads ask for a new kernel, one compiles it and the others wait. A failure is an error of the call that met it, and is not
+/// remembered: after running out of memory, or after the driver refused the PTX, nothing stays loaded, and the next call tries again. After
+/// an error that is fatal to the context (an illegal access, a lost device) every call returns the driver's error, and dropping the library
+/// reports nothing.
 ///
-/// A context that others reset or destroy takes its kernels along. Every launch asks the driver for the id of the current
-/// context, and is an error (`CUDA_ERROR_CONTEXT_IS_DESTROYED`) where the context is gone or was made again, of a
-/// plan and of a [`Graph`](crate::driver::Graph) too: they are dropped, and new ones made from a new [`Context`]. What the
-/// driver leaves to its callers is left to them: nobody resets the device while a launch is being enqueued, or launches a
-/// function of [`Plan::raw`](crate::Plan::raw) afterwards. Drivers older than CUDA 12 cannot tell a context that was made
-/// again: on these, libraries are dropped before the device is reset.
+/// If others reset or destroy the context, its kernels are lost. Every launch, also of a plan or a [`Graph`](crate::driver::Graph), asks
+/// the driver for the id of the current context. If the context is gone or was created again, the launch is an error
+/// (`CUDA_ERROR_CONTEXT_IS_DESTROYED`). Drop the library, its plans and graphs then, and create new ones from a new [`Context`]. Two rules
+/// of the driver remain with the caller: do not reset the device while a launch is being enqueued, and do not launch a function of
+/// [`Plan::raw`](crate::Plan::raw) after a reset. Drivers older than CUDA 12 cannot recognise a context that was created again: with these,
+/// drop libraries before resetting the device.
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
 
 struct Inner {
     target: Target,
-    /// Kernels whose tests have not passed on a GPU run on this one.
+    /// Whether to run kernels whose tests have not passed on a GPU.
     takes_unproved: bool,
-    /// The compute capability of the GPU that it is taken for; none: its own.
+    /// Compute capability to select kernels for. `None`: the GPU's own.
     capability: Option<(u32, u32)>,
-    /// Of the GPU, once they are asked for.
+    /// Properties of the GPU, read on first use.
     gpu: OnceLock<Gpu>,
-    /// One for each entry, by load-time constants: the very words that are written into the PTX text, so the key
-    /// cannot be narrower than the code.
+    /// One cache for each entry. The key is the load-time constants, as the words that are written into the PTX text, so that different
+    /// code always has different keys.
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
     last_decode: Last<TENSORS>,
     last_prefill: Last<TENSORS>,
-    /// Of several tokens, or of previous ones.
+    /// The last launch that was neither a decode nor a prefill: several tokens, or previous ones.
     last_other: Last<TENSORS>,
-    /// The modules of a library that unloads them when it is dropped.
+    /// Modules to unload when the library is dropped. `None`: modules stay loaded.
     unloaded: Option<Mutex<Vec<Module>>>,
 }
 
@@ -73,11 +72,11 @@ enum Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KernelResources {
-    /// Registers of a thread.
+    /// Number of registers per thread.
     pub registers: u32,
-    /// Local memory of a thread, bytes; 0, or registers spill.
+    /// Local memory per thread in bytes. More than 0 means that registers are spilled.
     pub local_bytes: u32,
-    /// Dynamic shared memory of a block, bytes.
+    /// Dynamic shared memory per block in bytes.
     pub shared_bytes: u32,
 }
 
@@ -90,17 +89,17 @@ impl fmt::Debug for Library {
 }
 
 impl Library {
-    /// Kernels for the GPU of `context`; compiled on first use.
+    /// Creates a library for the GPU of `context`. Kernels are compiled on first use.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with_target(Target::Gpu(context.clone()), false, None, None)
     }
 
-    /// The kernels that a GPU of compute capability `capability` (8.0 or newer) gets, with the shared memory that it has, on the GPU of
-    /// `context`: for tests and benches of what another GPU computes.
+    /// Creates a library that runs on the GPU of `context` the kernels for GPUs of compute capability `capability` (8.0 or newer), within
+    /// their shared memory. It is for tests and benches of results on other GPUs.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a capability below 8.0, and for one whose instructions or shared memory the GPU lacks;
+    /// [`Error::Unsupported`] for a capability below 8.0, and for a capability whose instructions or shared memory the GPU lacks;
     /// [`Error::Driver`].
     pub fn for_capability(context: &Context, capability: (u32, u32)) -> Result<Self, Error> {
         let own = context.device().compute_capability()?;
@@ -124,32 +123,31 @@ impl Library {
         Ok(Self::with_target(target, false, Some(capability), None))
     }
 
-    /// [`Library::new`] that runs experimental kernels too. The simulator alone has checked what these compute, since their tests have not
-    /// passed on a GPU yet; a library that is not experimental refuses them by name. Today they are drafts with a convolution or a norm
-    /// on states that wait.
+    /// [`Library::new`] that also runs experimental kernels. Their tests have passed in the simulator, but not yet on a GPU. Other
+    /// libraries refuse these kernels by name. At present they are deferred drafts with a convolution or a norm.
     #[must_use]
     pub fn experimental(context: &Context) -> Self {
         Self::with_target(Target::Gpu(context.clone()), true, None, None)
     }
 
-    /// The kernels' own source on the CPU, with every memory access, race and barrier checked. Its tensors are in
-    /// host memory, and a launch is done when it returns.
+    /// Creates a library that runs the kernels' own source on the CPU, and checks every memory access, race and barrier. Its tensors are in
+    /// host memory. A launch is done when it returns.
     #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulator() -> Self {
         Self::with_target(Target::Simulator, true, None, None)
     }
 
-    /// [`Library::simulator`] of a GPU of this compute capability, an H200's being (9, 0): its kernels, its shared memory, and an error
-    /// where a kernel takes an instruction that it lacks.
+    /// [`Library::simulator`] of a GPU of this compute capability (H200: (9, 0)). It selects the kernels of such a GPU and has its shared
+    /// memory. An instruction that the GPU lacks is an error.
     #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulator_of(capability: (u32, u32)) -> Self {
         Self::with_target(Target::Simulator, true, Some(capability), None)
     }
 
-    /// A library of its own for the same target. Its kernels are unloaded when it is dropped: nothing of it is under
-    /// way then, or captured.
+    /// A separate library for the same target, which unloads its kernels when it is dropped. None of its launches may be running or
+    /// captured then.
     #[cfg(feature = "self-test")]
     pub(crate) fn scratch(&self) -> Self {
         let unloaded = Some(Mutex::default());
@@ -180,7 +178,7 @@ impl Library {
         }))
     }
 
-    /// The context that kernels run in; `None` for the simulator.
+    /// The context that the kernels run in. `None` in the simulator.
     #[must_use]
     pub fn context(&self) -> Option<&Context> {
         match &self.0.target {
@@ -190,7 +188,7 @@ impl Library {
         }
     }
 
-    /// The context is the one that the kernels were compiled in; nothing in the simulator.
+    /// Checks that the context is still the one that the kernels were compiled in. Always succeeds in the simulator.
     pub(crate) fn check_live(&self) -> Result<(), Error> {
         match self.context() {
             Some(context) => context.enter().map(drop),
@@ -198,7 +196,8 @@ impl Library {
         }
     }
 
-    /// What the choice of a variant asks of the GPU; that of an H200 for the simulator, and where the driver does not say.
+    /// Properties of the GPU that the choice of a variant depends on. Those of an H200 in the simulator, and for values that the driver
+    /// does not report.
     pub(crate) fn gpu(&self) -> Gpu {
         *self.0.gpu.get_or_init(|| {
             let Some(device) = self.context().map(Context::device) else {
@@ -214,15 +213,15 @@ impl Library {
                 multiprocessors: count
                     .filter(|&count| count > 0)
                     .unwrap_or(MEASURED_ON.multiprocessors),
-                // Where the driver does not say, one that has nothing special.
+                // If the driver does not report it, assume a GPU without optional features.
                 compute_capability: (self.0.capability)
                     .unwrap_or_else(|| device.compute_capability().unwrap_or((0, 0))),
             }
         })
     }
 
-    /// The GPU has what `entry` takes, clusters of blocks or Hopper's tensor cores, and the simulator has; and it is proved, or
-    /// taken unproved.
+    /// Checks that the GPU has the features that `entry` uses (clusters of blocks, Hopper's tensor cores), and that `entry` is proved or
+    /// the library takes unproved kernels. The simulator takes unproved kernels.
     pub(crate) fn check_runs(&self, entry: Entry) -> Result<(), Error> {
         match self.context() {
             Some(_) if !entry.is_proved() && !self.0.takes_unproved => Err(unproved(entry)),
@@ -239,7 +238,7 @@ impl Library {
         }
     }
 
-    /// Tensors are where this library's kernels reach them, and those whose positions are `written` are writable.
+    /// Checks that tensors are in the memory of this library's kernels, and that those at `written` positions are writable.
     pub(crate) fn check_memory(
         &self,
         tensors: &[Option<Named<'_>>],
@@ -248,7 +247,7 @@ impl Library {
         check_memory(self.memory(), tensors, written)
     }
 
-    /// Where tensors have to be.
+    /// The memory that tensors have to be in.
     pub(crate) fn memory(&self) -> Memory {
         match &self.0.target {
             Target::Gpu(_) => Memory::Device,
@@ -267,11 +266,11 @@ impl Library {
         }
     }
 
-    /// Launches `entry`, compiling it first where need be. Returns its function; none in the simulator.
+    /// Launches `entry`, and compiles it before if necessary. Returns its function, or `None` in the simulator.
     ///
     /// # Safety
-    /// `params` are the parameters of `entry`'s operator and `constants` describe the tensors that they name, which
-    /// stay valid until the stream has passed the launch; `tensors` are all of these tensors.
+    /// `params` are the parameters of `entry`'s operator. `constants` describe the tensors that the parameters name. These tensors stay
+    /// valid until the stream has passed the launch, and `tensors` lists all of them.
     #[cfg_attr(
         not(feature = "simulator"),
         expect(unused_variables, reason = "the simulator asks for the tensors")
@@ -304,7 +303,7 @@ impl Library {
         }
     }
 
-    /// Makes the context current for launches; an error in the simulator.
+    /// Makes the context current for launches. An error in the simulator.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         match self.context() {
@@ -316,7 +315,7 @@ impl Library {
         }
     }
 
-    /// The compiled `entry`, from the cache or the driver's compiler; the constants settle its shared memory.
+    /// The compiled function of `entry`, from the cache or from the driver's compiler. The constants determine its shared memory.
     pub(crate) fn function(
         &self,
         entry: Entry,
@@ -341,8 +340,8 @@ impl Library {
         })
     }
 
-    /// Kernels that this library and its clones have compiled so far: 0 on the simulator. Where it is the same after
-    /// launches as after [`Library::prewarm`], none of them compiled.
+    /// Number of kernels that this library and its clones have compiled so far; 0 in the simulator. If the number is the same
+    /// after [`Library::prewarm`] and after later launches, no launch has compiled a kernel.
     #[must_use]
     pub fn compiled(&self) -> usize {
         self.0.caches.iter().map(ModuleCache::compiled).sum()
@@ -378,7 +377,7 @@ impl Library {
     }
 }
 
-/// A library whose context is current on this thread: the one way of a launch to the driver.
+/// A library whose context is current on this thread. Every launch reaches the driver through this type.
 pub(crate) struct Entered<'a> {
     driver: &'static Driver,
     _current: Current<'a>,
@@ -388,7 +387,7 @@ impl Entered<'_> {
     /// Launches a function of the library.
     ///
     /// # Safety
-    /// As [`Library::launch_entry`]'s, for the entry and constants that the function was compiled for.
+    /// The rules of [`Library::launch_entry`] hold, with the entry and constants that the function was compiled for.
     #[inline]
     pub unsafe fn launch(
         &self,
@@ -402,7 +401,7 @@ impl Entered<'_> {
     }
 }
 
-/// Writes the constants into the entry's PTX and has the driver compile and load it.
+/// Writes the constants into the PTX of the entry, and lets the driver compile and load it.
 fn compile(
     context: &Context,
     entry: Entry,
@@ -414,9 +413,9 @@ fn compile(
         .map_err(|_| Error::Specialise("the entry's name has a NUL".to_owned()))?;
     let module = Module::load(context, entry.name(), &text)?;
     let function = module.function(&name)?;
-    // Under lazy loading, asking for an attribute brings the code in now rather than at the first launch.
+    // Under lazy loading this query loads the code now, rather than at the first launch.
     function.attribute(attribute::FUNCTION_NUM_REGS)?;
-    // What a launch may take besides.
+    // A launch may ask for more shared memory than the kernel needs.
     let shared_bytes = match entry.overlaps() {
         true => shared_bytes.max(WHOLE_BYTES),
         false => shared_bytes,
@@ -428,7 +427,7 @@ fn compile(
     Ok((module, function))
 }
 
-/// What there is to say where `entry` is asked for.
+/// The error for an unproved `entry`.
 #[cold]
 pub(crate) fn unproved(entry: Entry) -> Error {
     Error::Unsupported {
@@ -438,7 +437,7 @@ pub(crate) fn unproved(entry: Entry) -> Error {
     }
 }
 
-/// What the simulator says to whoever asks for a compiled kernel.
+/// The error for a compiled kernel that is requested from the simulator.
 #[cold]
 pub(crate) fn nothing_compiled() -> Error {
     Error::Unsupported {

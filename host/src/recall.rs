@@ -1,4 +1,4 @@
-//! The last launch of an operator, remembered: a launch of the same layouts is neither checked nor looked up again.
+//! The last launch of an operator. A launch with the same layouts needs no checks and no look-up of kernels.
 
 use std::sync::Mutex;
 
@@ -6,20 +6,20 @@ use crate::driver::RawFunction;
 use crate::step::{Launches, SWITCHES, Switches};
 use crate::tensor::{Layout, Tensor};
 
-/// What was launched last, of arguments with up to `N` tensors, at most 64.
+/// The last launch of arguments with up to `N` tensors, at most 64.
 ///
-/// A thread that finds another one at it does without.
+/// A thread that finds the lock taken works without it.
 pub(crate) struct Last<const N: usize>(Mutex<Option<Launched<N>>>);
 
 struct Launched<const N: usize> {
     switches: Switches,
-    /// Bit i: there is a layout at i.
+    /// Bit i is set if there is a layout at i.
     present: u64,
     layouts: [Layout; N],
     launches: Launches<RawFunction>,
 }
 
-/// The tensors of arguments, and a bit for each that there is.
+/// The tensors of a launch, and a bit for each one that is present.
 pub(crate) type Present<'r, 'a, const N: usize> = (u64, &'r [Option<&'a Tensor<'a>>; N]);
 
 impl<const N: usize> Default for Last<N> {
@@ -29,7 +29,7 @@ impl<const N: usize> Default for Last<N> {
 }
 
 impl<const N: usize> Last<N> {
-    /// What `read` takes of what to launch, where the last launch was one of these layouts.
+    /// Applies `read` to the launches of the last call, if it had the same switches and layouts. Otherwise `None`.
     #[expect(
         clippy::needless_range_loop,
         reason = "nothing of an iterator is left to be inlined where a build has no link-time optimisation"
@@ -43,7 +43,7 @@ impl<const N: usize> Last<N> {
     ) -> Option<R> {
         let last = self.0.try_lock().ok()?;
         let last = last.as_ref()?;
-        // All that differs in one word: a branch for each costs more than to compare them all.
+        // All differences are combined into one word: a branch for each would cost more than to compare them all.
         let mut differ = last.present ^ present;
         for at in 0..SWITCHES {
             differ |= last.switches[at] ^ switches[at];
@@ -66,7 +66,7 @@ impl<const N: usize> Last<N> {
         Some(read(&last.launches))
     }
 
-    /// Remembers a launch of checked arguments.
+    /// Remembers a launch whose arguments are checked.
     pub fn remember(
         &self,
         switches: Switches,
@@ -100,7 +100,7 @@ mod tests {
         cluster: 1,
         overlaps: false,
     };
-    /// What was launched.
+    /// Launches with arbitrary numbers.
     fn launches() -> Launches<RawFunction> {
         let mut launches = Launches::alone(FUNCTION, LaunchShape { block: 96, ..SHAPE });
         launches.beside.prepare = Some((FUNCTION, SHAPE));
@@ -112,7 +112,7 @@ mod tests {
         unsafe { Tensor::from_raw(address, dtype, dims) }.unwrap()
     }
 
-    /// Whether a launch of the first arguments is recalled for the second ones.
+    /// Says whether a launch of the second arguments is recalled from a launch of the first ones.
     fn recalled(
         launched: (u64, [Option<Tensor<'_>>; 2]),
         asked: (u64, [Option<Tensor<'_>>; 2]),

@@ -1,24 +1,24 @@
-//! What every operator asks of its tensors: dims, dtypes, strides, alignment, and the errors that name them.
+//! Checks of tensors that all operators share: dims, dtypes, strides and alignment, with errors that name the tensor.
 
 use std::array;
 
 use crate::error::Error;
 use crate::tensor::{DType, MAX_DIMS, Memory, Tensor};
 
-/// A tensor with its name in the operator's arguments.
+/// A tensor with its name among the operator's arguments.
 #[derive(Clone, Copy)]
 pub(crate) struct Named<'a> {
     pub name: &'static str,
     pub tensor: &'a Tensor<'a>,
 }
 
-/// The tensor under its name.
+/// Pairs a tensor with its name.
 #[inline(always)]
 pub(crate) fn named<'a>(name: &'static str, tensor: &'a Tensor<'a>) -> Named<'a> {
     Named { name, tensor }
 }
 
-/// The tensor under its name, where there is one.
+/// Pairs an optional tensor with its name.
 #[inline(always)]
 pub(crate) fn optional<'a>(
     name: &'static str,
@@ -28,7 +28,7 @@ pub(crate) fn optional<'a>(
 }
 
 impl<'a> Named<'a> {
-    /// With dims of `sizes`, which `letters` name.
+    /// Checks that the dims are `sizes`, which `letters` name.
     #[inline(always)]
     pub fn dims<const N: usize>(
         self,
@@ -46,7 +46,7 @@ impl<'a> Named<'a> {
         self.shape_error(&format!("[{}] = {sizes:?}", letters.join(", ")))
     }
 
-    /// With as many dims as `letters`.
+    /// Checks that the tensor has N dims, as `letters` show.
     #[inline(always)]
     pub fn rank<const N: usize>(self, letters: &str) -> Result<View<'a, N>, Error> {
         self.view().ok_or_else(|| self.shape_error(letters))
@@ -61,7 +61,7 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// Its N dims, where they are N.
+    /// The tensor as a view of N dims. `None` if it has another number of dims.
     #[inline(always)]
     fn view<const N: usize>(self) -> Option<View<'a, N>> {
         Some(View {
@@ -71,7 +71,7 @@ impl<'a> Named<'a> {
         })
     }
 
-    /// The dtype is one of `allowed`, which `wanted` spells out.
+    /// Checks that the dtype is one of `allowed`, which `wanted` spells out.
     #[inline(always)]
     pub fn dtype(self, allowed: &[DType], wanted: &'static str) -> Result<(), Error> {
         if allowed.contains(&self.tensor.dtype()) {
@@ -90,17 +90,17 @@ impl<'a> Named<'a> {
         }
     }
 
-    /// bf16, f16 or f32.
+    /// Checks that the dtype is bf16, f16 or f32.
     #[inline(always)]
     pub fn float(self) -> Result<(), Error> {
         self.dtype(&[DType::Bf16, DType::F16, DType::F32], "bf16, f16 or f32")
     }
 
-    /// The address is a multiple of the element's size, as every access needs.
+    /// Checks that the address is a multiple of the element's size, as every access needs.
     #[inline(always)]
     pub fn natural(self) -> Result<(), Error> {
         let (address, size) = (self.tensor.address(), self.tensor.dtype().size_of());
-        // A power of two: to divide by it would cost more than all else that is asked of a tensor.
+        // The size is a power of two. A division would cost more than all other checks of a tensor.
         if address & (size as u64 - 1) == 0 {
             Ok(())
         } else {
@@ -127,7 +127,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// A tensor with N dims. Its checks are inlined where it is made, so that it is never in memory.
+/// A tensor with N dims. All methods are inlined, so that a view never goes through memory.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, const N: usize> {
     tensor: Named<'a>,
@@ -136,7 +136,7 @@ pub(crate) struct View<'a, const N: usize> {
 }
 
 impl<const N: usize> View<'_, N> {
-    /// The `count` innermost dims lie one behind the other.
+    /// Checks that the `count` innermost dims are contiguous.
     #[inline(always)]
     pub fn inner_contiguous(self, count: usize, wanted: &'static str) -> Result<(), Error> {
         let mut next = 1;
@@ -149,8 +149,8 @@ impl<const N: usize> View<'_, N> {
         Ok(())
     }
 
-    /// The stride of `dim`, whose size is compiled in, for a kernel that multiplies it by indices in 32 bits; 0 for a
-    /// dim of one.
+    /// The stride of `dim`, for a kernel that has the dim's size as a constant and multiplies the stride by an index in 32 bits. 0 for a
+    /// dim of size one.
     #[inline(always)]
     pub fn stride_u32(self, dim: usize) -> Result<u32, Error> {
         let steps = self.dims[dim].saturating_sub(1);
@@ -167,7 +167,7 @@ impl<const N: usize> View<'_, N> {
         }
     }
 
-    /// The strides of these dims, which together span less than 2^32 elements, as `wanted` says; 0 for a dim of one.
+    /// The strides of these dims; 0 for a dim of size one. Checks that together they span less than 2^32 elements, as `wanted` says.
     pub fn strides_u32<const M: usize>(
         self,
         dims: [usize; M],
@@ -196,7 +196,7 @@ impl<const N: usize> View<'_, N> {
         self.long_stride(0, "a row or slot stride below 2^32 elements")
     }
 
-    /// The stride of the tokens, dim 1, for a kernel that multiplies it in 64 bits.
+    /// The stride of the tokens (dim 1), for a kernel that multiplies it in 64 bits.
     #[inline(always)]
     pub fn token_stride(self) -> Result<u32, Error> {
         self.long_stride(1, "a token stride below 2^32 elements")
@@ -207,7 +207,8 @@ impl<const N: usize> View<'_, N> {
         u32::try_from(self.strides[dim]).map_err(|_| self.tensor.stride_error(wanted))
     }
 
-    /// What lies outside the `inner` contiguous dims of a written tensor does not overlap; `wanted` says so.
+    /// Checks that elements of a written tensor do not overlap; the `inner` innermost dims are contiguous. `wanted` is the text of the
+    /// error.
     #[inline(always)]
     pub fn distinct(self, inner: usize, wanted: &'static str) -> Result<(), Error> {
         if self.dims.contains(&0) {
@@ -224,15 +225,15 @@ impl<const N: usize> View<'_, N> {
         }
     }
 
-    /// Whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
+    /// Says whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
     ///
-    /// The outermost dim counts whatever its size: it is not part of what is compiled in.
+    /// The outermost stride counts even for a dim of size one, because the size of this dim is not a constant of the kernel.
     #[inline(always)]
     pub fn wide(self) -> bool {
         self.wide_from(0)
     }
 
-    /// [`View::wide`] of a tensor whose dims before `outermost` are of size one.
+    /// [`View::wide`] of a tensor whose dims before `outermost` have size one.
     #[inline(always)]
     pub fn wide_from(self, outermost: usize) -> bool {
         let size = self.tensor.tensor.dtype().size_of() as u64;
@@ -245,20 +246,20 @@ impl<const N: usize> View<'_, N> {
         (self.tensor.tensor.address() | bits.wrapping_mul(size)).is_multiple_of(16)
     }
 
-    /// Whether the stride of the tokens, dim 1, is a multiple of 16 bytes.
+    /// Says whether the stride of the tokens (dim 1) is a multiple of 16 bytes.
     pub fn token_wide(&self) -> bool {
         let size = self.tensor.tensor.dtype().size_of();
         self.strides[1].wrapping_mul(size).is_multiple_of(16)
     }
 
-    /// Whether the address and the stride of the outermost dim are multiples of so many bytes, a power of two.
+    /// Says whether the address and the outermost stride are multiples of `bytes`, a power of two.
     pub fn aligned_to(self, bytes: usize) -> bool {
         let size = self.tensor.tensor.dtype().size_of();
         let stride = self.strides[0].wrapping_mul(size) as u64;
         (self.tensor.tensor.address() | stride) & (bytes as u64 - 1) == 0
     }
 
-    /// [`View::wide`], for a kernel that has no narrower path.
+    /// Checks [`View::wide`], for a kernel without a narrow path.
     pub fn wide_only(self) -> Result<(), Error> {
         if self.wide() {
             Ok(())
@@ -269,7 +270,8 @@ impl<const N: usize> View<'_, N> {
     }
 }
 
-/// Each of the `steps`, a dim and its stride, innermost first, goes over the `extent` of all before it.
+/// Says whether each of `steps` (a dim and its stride, innermost first) is at least as large as the extent of all dims before it. `extent`
+/// is that of the dims before the first.
 #[inline(always)]
 fn nested<'a>(extent: usize, steps: impl Iterator<Item = (&'a usize, &'a usize)>) -> bool {
     let mut extent = extent;
@@ -282,7 +284,7 @@ fn nested<'a>(extent: usize, steps: impl Iterator<Item = (&'a usize, &'a usize)>
     true
 }
 
-/// [`nested`] in the order of the strides.
+/// [`nested`] with the dims in the order of their strides.
 #[cold]
 fn nested_in_some_order(extent: usize, dims: &[usize], strides: &[usize]) -> bool {
     let mut order: [usize; MAX_DIMS] = array::from_fn(|dim| dim);
@@ -291,7 +293,7 @@ fn nested_in_some_order(extent: usize, dims: &[usize], strides: &[usize]) -> boo
     nested(extent, order.iter().map(|&dim| (&dims[dim], &strides[dim])))
 }
 
-/// Tensors are in `wanted` memory, and those whose positions are `written` are writable.
+/// Checks that tensors are in `wanted` memory, and that those at `written` positions are writable.
 pub(crate) fn check_memory(
     wanted: Memory,
     tensors: &[Option<Named<'_>>],
@@ -319,7 +321,7 @@ pub(crate) fn check_memory(
     Ok(())
 }
 
-/// [`Error::Range`] of a number.
+/// [`Error::Range`] for a number.
 #[cold]
 pub(crate) fn range(what: &'static str, wanted: String, got: impl ToString) -> Error {
     Error::Range {
@@ -329,7 +331,7 @@ pub(crate) fn range(what: &'static str, wanted: String, got: impl ToString) -> E
     }
 }
 
-/// [`Error::Unsupported`] of a size.
+/// [`Error::Unsupported`] for a size.
 #[cold]
 pub(crate) fn unsupported(what: &'static str, got: usize, allowed: &'static str) -> Error {
     Error::Unsupported {

@@ -1,5 +1,5 @@
-//! A look at index tensors on the host, for debugging: what kernels skip without a word, and what they must not be
-//! given.
+//! Checks of index tensors on the host, for debugging. They report indices that kernels skip silently, and refuse indices that kernels must
+//! not get.
 
 mod hazard;
 mod indices;
@@ -15,35 +15,35 @@ use crate::step::Work;
 use crate::stream::StreamRef;
 use indices::Indices;
 
-/// What a launch does with its rows: each is active, inactive or empty.
+/// Summary of the rows of a launch: active, inactive or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IndexReport {
-    /// B
+    /// B, the number of rows.
     pub rows: usize,
-    /// Rows that are computed.
+    /// Number of rows that are computed.
     pub active: usize,
-    /// Rows whose output is zero and whose states are not touched, each with the index that makes it so.
+    /// Rows whose output is zero and whose states are not touched, each with the index that makes it inactive.
     pub inactive: Vec<InactiveRow>,
-    /// Rows without a token, packed ones or of a prefill, and without previous tokens: the state that they start from is that
-    /// which they end with. Where they read and write one slot, or keep states in token slots, they touch nothing.
+    /// Number of rows without tokens (packed, or of a prefill) and without previous tokens. Such a row ends with the state that it starts
+    /// from. It touches nothing if it reads and writes one slot, or keeps states in token slots.
     pub empty: usize,
-    /// Entries of `token_slots` of active rows, or of their checkpoints' slots, that are out of range or the null slot,
-    /// and skip a store.
+    /// Number of stores that are skipped: entries of `token_slots`, or of the slots of checkpoints, of active rows that are out of range or
+    /// the null slot.
     pub skipped_stores: usize,
-    /// Tokens of packed tensors behind the last row's, whose output is zero.
+    /// Number of tokens in packed tensors after the last row's. Their output is zero.
     pub unused_tokens: usize,
 }
 
-/// A row that is inactive, and why.
+/// An inactive row, and the index that makes it inactive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InactiveRow {
-    /// Its number.
+    /// Number of the row.
     pub row: usize,
-    /// The index tensor, or `row` for a row's own number where no tensor gives its slot.
+    /// Name of the index tensor, or `row` if no tensor gives the slot and it is the row's number.
     pub tensor: &'static str,
-    /// The index, which is out of range or the null slot.
+    /// The index that is out of range or the null slot.
     pub index: i64,
 }
 
@@ -55,12 +55,11 @@ impl fmt::Display for InactiveRow {
 }
 
 impl Library {
-    /// Checks the index tensors of a launch, for debugging: arguments of any operator are taken as its launch takes
-    /// them.
+    /// Checks the index tensors of a launch, for debugging. `work` has the arguments of the launch, of any operator.
     ///
-    /// Indices that are out of range are legal padding, and are reported; what would race, or what no launch means, is
-    /// an error. On a GPU it waits for `stream` and copies the index tensors to the host: it is not for the hot path,
-    /// and not for a stream under capture.
+    /// Indices that are out of range are legal padding, and are reported. Indices that would race, or that make no sense, are an error. On
+    /// a GPU this call waits for `stream` and copies the index tensors to the host: it is not for the hot path, and not for a stream under
+    /// capture.
     ///
     /// ```
     /// use gated_delta::{Gdn, GdnGates, Inputs, Library, States, StreamRef, Tensor};
@@ -89,11 +88,11 @@ impl Library {
     /// ```
     ///
     /// # Errors
-    /// * What a launch of the arguments would refuse, and index tensors in the wrong memory.
-    /// * [`Error::Hazard`]: a state or a window that a row writes is written or read by another row, or is written for
-    ///   two tokens of one row, as where two checkpoints name one slot.
-    /// * [`Error::Index`]: `cu_seqlens` that do not begin with 0, that fall, that leave the tensors, or that have a
-    ///   row of more than T tokens; `positions` below 0.
+    /// * The errors of a launch of the arguments, and of index tensors in the wrong memory.
+    /// * [`Error::Hazard`]: a row writes a state or a window that another row reads or writes, or writes one for two of its tokens (for
+    ///   example, two checkpoints name one slot).
+    /// * [`Error::Index`]: `cu_seqlens` do not begin with 0, decrease, exceed the tensors, or have a row of more than T tokens;
+    ///   `positions` are below 0.
     /// * [`Error::Driver`].
     pub fn validate<W: Work + ?Sized>(
         &self,

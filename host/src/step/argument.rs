@@ -1,59 +1,59 @@
-//! The tensors of a launch: one table of what each is called, which parameter it is, and how a launch uses it.
+//! The tensors of a launch: a table of each tensor's name, parameter, access and unit.
 
 use gated_delta_kernels::step::LayerParams;
 
-/// The use that a launch makes of a tensor's elements.
+/// Access of a launch to a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// A launch reads them.
+    /// The launch reads the elements.
     Read,
-    /// A launch writes them.
+    /// The launch writes the elements.
     Write,
-    /// A step writes them, a flush reads them.
+    /// A step writes the elements, a flush reads them.
     Ring,
-    /// A launch reads them, and writes them unless states are read-only or the other tensor is given.
+    /// The launch reads the elements. It also writes them, unless states are read-only or the named tensor is given to write instead.
     Update(Argument),
-    /// A launch writes them, unless states are read-only.
+    /// The launch writes the elements, unless states are read-only.
     States,
 }
 
-/// The thing that a tensor has elements for.
+/// Unit that a tensor has elements for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Each token.
     Token,
-    /// Each row: an index tensor.
+    /// Each row: the tensor has indices or counts.
     Row,
-    /// The layer.
+    /// The layer: the tensor has weights or other parameters.
     Layer,
-    /// Each slot of a pool: a launch touches those of its rows.
+    /// Each slot of a pool. A launch touches only the slots of its rows.
     Slot,
-    /// Each token, a state or a window.
+    /// Each token, with a state or a window.
     Snapshot,
     /// The launch itself.
     Launch,
 }
 
-/// The load-time constant that says that accesses to a tensor are wide, and so that its address stays aligned.
+/// Load-time constant that says whether accesses to a tensor are wide. If they are, its address has to stay aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wide {
-    /// None: accesses are of single elements, or the kernels have no narrow path.
+    /// No constant: accesses are of single elements, or the kernels have no narrow path.
     Never,
     /// `wide_io`.
     Io,
-    /// `wide_io`, of a prefill.
+    /// `wide_io`, in a prefill only.
     Chunks,
-    /// `wide_io`, where each key channel has its own decay.
+    /// `wide_io`, with a decay for each key channel only.
     Channels,
     /// `wide_state`.
     States,
-    /// `wide_conv_weight`: the taps of a channel at once.
+    /// `wide_conv_weight`: the taps of a channel in one access.
     Taps,
     /// `wide_norm`.
     Norm,
 }
 
-/// Makes [`Argument`] of the table.
+/// Defines [`Argument`] from the table.
 macro_rules! arguments {
     ($($(#[$meta:meta])* $argument:ident = $name:literal $(in $($field:ident).+)?, $access:ident $(unless $other:ident)?, $unit:ident, $wide:ident;)*) => {
         /// A tensor that a launch may have.
@@ -63,10 +63,10 @@ macro_rules! arguments {
         }
 
         impl Argument {
-            /// All, by number.
+            /// All arguments, by number.
             pub const ALL: &[Self] = &[$(Self::$argument),*];
 
-            /// Sets the parameter that is its address, where one is.
+            /// Sets the parameter that has the address. No effect if the argument has none.
             #[inline(always)]
             pub const fn set(self, params: &mut LayerParams, address: u64) {
                 match self {
@@ -74,7 +74,7 @@ macro_rules! arguments {
                 }
             }
 
-            /// Its parameter; 0 where it has none.
+            /// The address in the parameters; 0 if the argument has no parameter.
             #[inline(always)]
             pub const fn address(self, params: &LayerParams) -> u64 {
                 match self {
@@ -82,7 +82,7 @@ macro_rules! arguments {
                 }
             }
 
-            /// Bits of the addresses, all together, of the tensors whose accesses are as `wide` says.
+            /// The bitwise or of the addresses of all tensors of class `wide`.
             #[inline(always)]
             pub const fn addresses(wide: Wide, params: &LayerParams) -> u64 {
                 0 $(| match wide as u32 == Wide::$wide as u32 {
@@ -91,28 +91,28 @@ macro_rules! arguments {
                 })*
             }
 
-            /// Its name, but where [`Request::name`](super::Request::name) gives another.
+            /// The usual name. [`Request::name`](super::Request::name) gives the name in particular arguments.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$argument => $name,)*
                 }
             }
 
-            /// The use that a launch makes of it.
+            /// The access of a launch to the tensor.
             pub const fn access(self) -> Access {
                 match self {
                     $(Self::$argument => Access::$access $((Self::$other))?,)*
                 }
             }
 
-            /// The thing that it has elements for.
+            /// The unit that the tensor has elements for.
             pub const fn unit(self) -> Unit {
                 match self {
                     $(Self::$argument => Unit::$unit,)*
                 }
             }
 
-            /// The constant that says that accesses to it are wide.
+            /// The constant that says whether accesses to the tensor are wide.
             pub const fn wide(self) -> Wide {
                 match self {
                     $(Self::$argument => Wide::$wide,)*
@@ -130,15 +130,15 @@ arguments! {
     Q = "q" in step.q, Read, Token, Io;
     K = "k" in step.k, Read, Token, Io;
     V = "v" in step.v, Read, Token, Io;
-    /// The projection that the convolution of the new tokens reads.
+    /// The projection, input of the convolution of the new tokens.
     X = "x" in x, Read, Token, Chunks;
     ConvWeight = "conv_weight" in conv_weight, Read, Layer, Taps;
     Windows = "windows" in read_windows, Update unless WriteWindows, Slot, Never;
-    /// The gate of the new tokens; raw gates call it `a`.
+    /// The gate of the new tokens; its name with raw gates is `a`.
     Gate = "g" in step.g, Read, Token, Channels;
-    /// The beta of the new tokens; raw gates call it `b`.
+    /// The beta of the new tokens; its name with raw gates is `b`.
     Beta = "beta" in step.b, Read, Token, Never;
-    /// This one and the four below belong to previous tokens, or to those of a commit.
+    /// The arguments from here to `PreviousBeta` belong to previous tokens, or to the tokens of a commit.
     PreviousK = "previous k" in step.previous_k, Read, Token, Io;
     PreviousV = "previous v" in step.previous_v, Read, Token, Io;
     PreviousX = "previous x" in previous_x, Read, Token, Never;
@@ -167,7 +167,7 @@ arguments! {
     Keys = "keys", Ring, Slot, Never;
     Updates = "updates", Ring, Slot, Never;
     Decays = "decays", Ring, Slot, Never;
-    /// A ring of what tokens were convolved from.
+    /// The ring of the convolution's inputs.
     Inputs = "inputs", Ring, Slot, Never;
     PendingLen = "pending len", Read, Row, Never;
     PendingBase = "pending base", Read, Row, Never;

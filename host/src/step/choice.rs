@@ -1,54 +1,55 @@
-//! How a launch is computed whose caller leaves that to the library.
+//! The choice of [`Formulation::Auto`].
 
 use super::args::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
 use super::argument::Argument;
 use super::request::{Phase, Request};
 use crate::tensor::{DType, Tensor};
 
-/// Most tokens of a row in the parallel formulation.
+/// Largest number of tokens of a row in the parallel formulation.
 pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
 
-/// Most value heads of a query/key head that the parallel formulation takes with a convolution or a norm.
+/// Largest HV / H of the parallel formulation with a convolution or a norm, in GDN.
 const MAX_PARALLEL_RATIO: usize = 8;
 
-/// Most value heads of a query/key head that it takes of KDA.
+/// Largest HV / H of the parallel formulation with a convolution or a norm, in KDA.
 const MAX_PARALLEL_KDA_RATIO: usize = 4;
 
-/// The tensors that a prefill alone has.
+/// Bits of the arguments that make a step a prefill.
 const OF_PREFILL: u64 = 1 << Argument::Positions as u32
     | 1 << Argument::CheckpointSlots as u32
     | 1 << Argument::Workspace as u32;
 
 const CU_SEQLENS: u64 = 1 << Argument::CuSeqlens as u32;
 
-/// The tensors that want a state after each token.
+/// Bits of the arguments that receive a state after each token.
 const OF_EACH_TOKEN: u64 = 1 << Argument::Snapshots as u32 | 1 << Argument::TokenSlots as u32;
 
 impl Request<'_> {
-    /// Chooses what [`Formulation::Auto`] is for these arguments: the first row that holds. T is the most new tokens of a row that may
-    /// come (of packed rows `max_tokens`), T' the same of previous tokens; 0 where there are none.
+    /// Chooses the formulation of [`Formulation::Auto`] for these arguments: the first line of the table that applies. T is the largest
+    /// possible number of new tokens of a row (`max_tokens` of packed rows), T' that of previous tokens. Either is 0 if there are no such
+    /// tokens.
     ///
     /// | arguments | formulation |
     /// |---|---|
     /// | a step without a ring: T above 16, positions, checkpoints or a workspace | `Chunked` |
-    /// | states that the tensor cores do not take (f32, V-last, K = 96, of KDA K = 64, with a ring f16), T or T' above 8, snapshots or token slots | `Recurrent` |
+    /// | states that tensor cores do not take (f32, V-last, K = 96, KDA with K = 64, f16 with a ring), T or T' above 8, snapshots or token slots | `Recurrent` |
     /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or a flush's windows | `Parallel` |
-    /// | with a ring: a convolution, whose window moves with every token | `Recurrent` |
+    /// | with a ring: a convolution (without `inputs`, its window moves with every token) | `Recurrent` |
     /// | with a ring: R above N + 1, so that more than one token may come | `Parallel` |
     /// | with a ring: R = N + 1 | `Recurrent` |
     /// | T or T' above 1 | `Parallel` |
     /// | else | `Recurrent` |
     ///
-    /// Where a convolution or a norm has more value heads to a query/key head than a cluster of blocks takes (8; of
-    /// KDA 4) a launch that could be `Parallel` is `Recurrent`.
+    /// A launch that would be `Parallel` is `Recurrent` if a convolution or a norm has a larger HV / H than a cluster of blocks takes (GDN:
+    /// 8, KDA: 4).
     ///
-    /// It follows from what is fixed for a layer and from the form of the launch: never from B, rows, lengths, addresses or
-    /// contents, so that neither do bits; and from the GPU only where that has no clusters of blocks ([`Self::check_on`]). A commit has the choice of the step whose T its T' is. What is said of a ring
-    /// is the same for all of its steps and for its flush, so that a step that folds has the bits of a flush, but for
-    /// steps that take single tokens alone on a ring with R above N + 1: by a convolution without `inputs`, or a norm of more value
-    /// heads than a cluster takes.
+    /// The choice depends on the layer's settings and on the form of the launch. It never depends on B, rows, lengths, addresses or
+    /// contents, so neither do the bits of results. It depends on the GPU only if the GPU has no clusters of blocks ([`Self::check_on`]). A
+    /// commit has the choice of a step with T equal to its T'. All steps of a ring have the same choice as its flush, so that a step that
+    /// flushes has the bits of a flush. The exception is a layer that can take only single tokens, on a ring with R above N + 1: a
+    /// convolution without `inputs`, or a norm with more value heads than a cluster takes.
     ///
-    /// It is made for every launch before any check: of tensors of wrong dims it may be any.
+    /// The choice comes before any check, in every launch. For tensors of wrong dims it may be any formulation.
     #[inline(always)]
     pub(super) fn choose(&self) -> Formulation {
         let is_step = self.phase == Phase::Step;
@@ -67,7 +68,7 @@ impl Request<'_> {
         self.choose_of_short(tokens, most)
     }
 
-    /// [`Self::choose`] where there may be more than one token, and no prefill. `most` is the larger of T and T'.
+    /// [`Self::choose`] for a request that is no prefill, and may have more than one token of a row. `most` is the larger of T and T'.
     #[inline(never)]
     fn choose_of_short(&self, tokens: usize, most: usize) -> Formulation {
         if most > MAX_PARALLEL_TOKENS
@@ -97,7 +98,7 @@ impl Request<'_> {
         }
     }
 
-    /// The parallel formulation has kernels for such states.
+    /// Says whether the parallel formulation has kernels for the pool's dtype, layout and K.
     #[inline]
     fn has_parallel_states(&self) -> bool {
         let pool = self.pool().tensor;
@@ -114,7 +115,7 @@ impl Request<'_> {
             }
     }
 
-    /// Says whether the steps of a ring, and its flush, are of drafts.
+    /// Says whether the steps of a ring, and its flush, are `Parallel`.
     fn is_ring_parallel(&self, pending: &Pending<'_>, tokens: usize) -> bool {
         let is_of_drafts = tokens > 1
             || pending.most > MAX_PENDING
@@ -128,7 +129,7 @@ impl Request<'_> {
         is_of_drafts || may_be()
     }
 
-    /// A cluster of blocks has room for the value heads of a query/key head, where they are computed together.
+    /// Says whether a cluster of blocks has room for the value heads of a query/key head, if they are computed together.
     fn fits_clusters(&self) -> bool {
         if self.conv.is_none() && self.norm.is_none() && !self.has(Argument::Windows) {
             return true;
@@ -149,7 +150,7 @@ impl Request<'_> {
     }
 }
 
-/// Names the argument that makes a prefill of the request.
+/// Names the argument that makes the request a prefill.
 pub(super) fn chunked_by(request: &Request<'_>) -> &'static str {
     let of_prefill = [
         (Argument::Positions, "positions"),
@@ -164,7 +165,7 @@ pub(super) fn chunked_by(request: &Request<'_>) -> &'static str {
     }
 }
 
-/// Names the reason why drafts are not deferred.
+/// Names the reason why the arguments do not allow drafts with deferred write-back.
 pub(super) fn no_drafts_by(request: &Request<'_>) -> &'static str {
     match (request.options.formulation, request.pool().tensor.dtype()) {
         (Formulation::Auto, DType::F32) => "an f32 state",

@@ -1,5 +1,5 @@
-//! What the arguments of a launch give to a request, before every launch: each tensor's place and address, and nothing that is
-//! not there.
+//! From the arguments of a launch to a request. This runs before every launch, and handles only tensors that are given: the place and the
+//! address of each.
 
 use std::mem::MaybeUninit;
 
@@ -17,22 +17,22 @@ pub(crate) mod sealed {
 
     use crate::step::request::Request;
 
-    /// Says what the arguments come down to.
+    /// Conversion of arguments to a request.
     pub trait Work {
-        /// Makes a request of the arguments where the caller wants it: for a launch, which does not move it.
+        /// Writes the request of the arguments to `at`, so that a launch need not move it.
         fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
 
-        /// Makes a request by value.
+        /// Returns the request of the arguments by value.
         fn request(&self) -> Request<'_> {
             *self.describe(&mut MaybeUninit::uninit())
         }
     }
 }
 
-/// A request that is being made where it stays.
+/// A request under construction, at its final place in memory.
 struct Given<'r, 'a> {
     request: &'r mut Request<'a>,
-    /// [`Request::present`] so far: a number, not a place in memory that every tensor waits for.
+    /// [`Request::present`] so far. It is kept in a register, since a place in memory would make every tensor wait for the last.
     present: u64,
 }
 
@@ -143,7 +143,7 @@ impl sealed::Work for Flush<'_> {
 }
 
 impl<'r, 'a> Given<'r, 'a> {
-    /// With a pool, and no tokens.
+    /// Starts a request with a pool and no tokens.
     #[inline(always)]
     fn new(
         at: &'r mut MaybeUninit<Request<'a>>,
@@ -157,7 +157,7 @@ impl<'r, 'a> Given<'r, 'a> {
             present: 0,
         };
         given.give(Argument::Pool, pool);
-        // Where nothing else is given, that which is read is written; windows as well.
+        // By default the pool that is read is also written; the same holds for windows.
         given.write(Argument::WritePool, pool);
         let slots = slots(pool);
         let step = &mut given.request.params.step;
@@ -165,7 +165,7 @@ impl<'r, 'a> Given<'r, 'a> {
         given
     }
 
-    /// The request.
+    /// Finishes the request.
     #[inline(always)]
     fn all(self) -> &'r Request<'a> {
         self.request.present = self.present;
@@ -175,13 +175,13 @@ impl<'r, 'a> Given<'r, 'a> {
         self.request
     }
 
-    /// Sets the parameter that is a tensor's address.
+    /// Sets the parameter that has a tensor's address.
     #[inline(always)]
     fn write(&mut self, argument: Argument, tensor: &'a Tensor<'a>) {
         argument.set(&mut self.request.params, tensor.address());
     }
 
-    /// With a tensor.
+    /// Adds a tensor.
     #[inline(always)]
     fn give(&mut self, argument: Argument, tensor: &'a Tensor<'a>) {
         self.request.given[argument as usize] = Some(tensor);
@@ -189,7 +189,7 @@ impl<'r, 'a> Given<'r, 'a> {
         self.write(argument, tensor);
     }
 
-    /// With another pool that is written, where there is one.
+    /// Adds a pool to write instead, if it is given.
     #[inline(always)]
     fn write_pool(&mut self, pool: &'a Option<Tensor<'a>>) {
         if let Some(pool) = pool {
@@ -198,7 +198,7 @@ impl<'r, 'a> Given<'r, 'a> {
         }
     }
 
-    /// With windows, and others that are written, where there are such.
+    /// Adds windows, and windows to write instead, if they are given.
     #[inline(always)]
     fn windows_of(&mut self, windows: &'a Tensor<'a>, write_windows: &'a Option<Tensor<'a>>) {
         self.give(Argument::Windows, windows);
@@ -210,7 +210,7 @@ impl<'r, 'a> Given<'r, 'a> {
         (layer.read_windows_slots, layer.write_windows_slots) = (read, written);
     }
 
-    /// With a tensor, where there is one.
+    /// Adds a tensor, if it is given.
     #[inline(always)]
     fn maybe(&mut self, argument: Argument, tensor: &'a Option<Tensor<'a>>) {
         if let Some(tensor) = tensor {
@@ -218,7 +218,7 @@ impl<'r, 'a> Given<'r, 'a> {
         }
     }
 
-    /// With where its states go.
+    /// Adds the pool to write and the slots of an update.
     #[inline(always)]
     fn update(&mut self, states: &'a Update<'a>) {
         self.write_pool(&states.write_pool);
@@ -226,7 +226,7 @@ impl<'r, 'a> Given<'r, 'a> {
         self.maybe(Argument::WriteSlots, &states.write_slots);
     }
 
-    /// With a convolution, but for what it is of.
+    /// Adds a convolution, except its projection x.
     #[inline(always)]
     fn convolve(&mut self, conv: &'a Convolution<'a>) {
         self.request.conv = Some(conv);
@@ -236,7 +236,7 @@ impl<'r, 'a> Given<'r, 'a> {
         self.maybe(Argument::WindowSnapshots, &conv.window_snapshots);
     }
 
-    /// With tokens of which the first ones are committed, but for their gates and a convolution of their own.
+    /// Adds tokens whose first ones are committed, except their gates and the convolution of a commit.
     #[inline(always)]
     fn keep(&mut self, stored: &'a Stored<'a>, keep: &'a Tensor<'a>) {
         self.request.stored = Some(stored);
@@ -251,7 +251,7 @@ impl<'r, 'a> Given<'r, 'a> {
         self.give(Argument::Keep, keep);
     }
 
-    /// With the parameters of the gates.
+    /// Adds the parameters of the gates.
     #[inline(always)]
     fn parameters(&mut self, gates: &GateParts<'a>) {
         for (argument, tensor) in [
@@ -264,7 +264,7 @@ impl<'r, 'a> Given<'r, 'a> {
         }
     }
 
-    /// With tokens that are pending.
+    /// Adds the rings of deferred write-back.
     #[inline(always)]
     fn wait(&mut self, pending: &'a Pending<'a>) {
         self.request.pending = Some(pending);
@@ -277,7 +277,7 @@ impl<'r, 'a> Given<'r, 'a> {
     }
 }
 
-/// P of a pool, or of windows; parameters have it before the check has seen any rank.
+/// P of a pool or of windows. It may be called before the check of ranks.
 #[inline(always)]
 fn slots(pool: &Tensor<'_>) -> u32 {
     pool.dims().first().map_or(0, |&slots| slots as u32)

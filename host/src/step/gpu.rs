@@ -1,35 +1,35 @@
-//! A GPU, as far as a choice depends on it.
+//! The properties of a GPU that choices depend on.
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::machine;
 
 use crate::error::Error;
 
-/// The properties of a GPU that a choice asks for.
+/// The properties of a GPU that choices depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     pub multiprocessors: u32,
-    /// Major and minor.
+    /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
 }
 
 impl Gpu {
-    /// It has clusters of blocks.
+    /// Says whether the GPU has clusters of blocks.
     pub fn has_clusters(self) -> bool {
         self.compute_capability.0 >= 9
     }
 
-    /// A launch may begin before the one before it on its stream has ended.
+    /// Says whether a launch may begin before the previous launch on its stream has ended.
     pub fn overlaps(self) -> bool {
         self.machine() >= machine::HOPPER
     }
 
-    /// Its machine, as kernels know it.
+    /// The kernels' code of the machine.
     pub fn machine(self) -> u32 {
         machine::of_capability(self.compute_capability)
     }
 
-    /// Shared memory that a block may have, bytes.
+    /// Largest shared memory of a block in bytes.
     pub fn shared_bytes(self) -> u32 {
         machine::shared_bytes(self.compute_capability)
     }
@@ -48,13 +48,14 @@ impl Gpu {
     }
 }
 
-/// The GPU that the thresholds were measured on, an H200.
+/// An H200, the GPU that the thresholds were measured on.
 pub(crate) const MEASURED_ON: Gpu = Gpu {
     multiprocessors: 132,
     compute_capability: (9, 0),
 };
 
-/// Says whether `entry` is for this machine: a chain's entries with warpgroups are for Hopper, its others for all other machines.
+/// Says whether `entry` is for this machine. Of the scan's entries, those with warpgroups are for Hopper, the others for all other
+/// machines.
 pub(crate) fn serves(entry: Entry, machine: u32) -> bool {
     let is_chain = (entry.computes()).is_some_and(|computes| computes.family.is_chain());
     let is_hopper = machine == machine::HOPPER;

@@ -1,4 +1,4 @@
-//! What is launched, but for its tile: a family of kernels, what it does with states, their layout and dims.
+//! The kind of a launch: a family of kernels, the states that it keeps, their layout and dims. Only the tile is still open.
 
 use gated_delta_kernels::launch::Family;
 
@@ -8,26 +8,26 @@ use crate::tensor::DType;
 /// The states that a launch keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Mode {
-    /// It keeps none of the new tokens.
+    /// No state of the new tokens is kept.
     Verify,
-    /// It keeps the state after the last new token; a flush that after the pending ones.
+    /// The state after the last new token is kept; in a flush the state after the last pending token.
     Update,
-    /// It keeps the state after each new token: snapshots or token slots.
+    /// The state after each new token is kept, as a snapshot or in a token slot.
     Each,
-    /// It keeps the state after the kept previous tokens; there are no new ones.
+    /// The state after the kept previous tokens is kept; there are no new tokens.
     Commit,
-    /// It keeps the state after the kept previous tokens; new ones go on from there.
+    /// The state after the kept previous tokens is kept; the new tokens start from it.
     Resume,
 }
 
-/// Kernels that compute the same: what remains to be chosen is the tile.
+/// A class of kernels that compute the same and differ only in their tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
     pub family: Family,
-    /// A decay is one per key channel: KDA's.
+    /// The decay is one per key channel (KDA).
     pub per_channel: bool,
     pub mode: Mode,
-    /// Views are not 16-byte aligned: a resume on tensor cores has no registers left for two tiles a warp then.
+    /// Some views are not 16-byte aligned. A resume on tensor cores then has no registers left for two tiles per warp.
     pub narrow: bool,
     pub layout: StateLayout,
     /// bf16, f16 or f32.
@@ -36,24 +36,24 @@ pub(crate) struct Kind {
     pub v_dim: u32,
     /// HV / H.
     pub ratio: u32,
-    /// T + T'
+    /// T + T', the number of new and previous tokens of a row.
     pub tokens: u32,
-    /// A prefill has a norm.
+    /// The launch is a prefill with a norm.
     pub norm: bool,
 }
 
 impl Kind {
-    /// Says whether it is a prefill.
+    /// Says whether the launch is a prefill.
     pub fn is_chunked(self) -> bool {
         self.family.is_chunked()
     }
 
-    /// Says whether it is of one new token, and no previous ones.
+    /// Says whether the launch has one new token and no previous ones.
     pub fn is_decode(self) -> bool {
         self.tokens == 1 && self.mode != Mode::Commit
     }
 
-    /// Says whether the kernels compute all value heads of a query/key head together, with a convolution or a norm around them.
+    /// Says whether the kernels compute all value heads of a query/key head together, with a convolution or a norm.
     pub fn is_layer(self) -> bool {
         self.family.layer
     }

@@ -1,4 +1,4 @@
-//! Launches: through the cache of compiled kernels, with the variant that is selected or one of the caller's choice.
+//! Launches: they use the cache of compiled kernels, and the selected variant or the caller's.
 
 use std::mem::MaybeUninit;
 
@@ -22,18 +22,18 @@ use crate::library::{KernelResources, Library};
 use crate::stream::StreamRef;
 
 impl Library {
-    /// Enqueues a step or a commit: checks the arguments, looks the compiled kernel up (or compiles it, the first
-    /// time), launches: one kernel, of a prefill of longer rows several, one after the other ([`Recipe::launches`] says
-    /// which). Nothing is allocated or synchronised after the first time.
+    /// Enqueues a step, a commit or a flush. The arguments are checked, and the compiled kernel is looked up (or compiled, the first time).
+    /// A launch is one kernel; a prefill of longer rows is several, in order ([`Recipe::launches`] lists them). After the first time
+    /// nothing is allocated and nothing is waited for.
     ///
     /// [`Recipe::launches`]: crate::raw::Recipe::launches
     ///
     /// # Errors
-    /// Whatever the arguments break of their rules, named; compile and launch failures.
+    /// The error of the first rule that the arguments break, with the tensor's name; compile and launch failures.
     ///
     /// # Safety
-    /// Until `stream` has passed the launch, the tensors stay valid, what is written (o, snapshots, the written slots)
-    /// is used by nobody else, and no two live rows write one slot.
+    /// Until `stream` has passed the launch, the tensors stay valid, and nobody else uses the memory that it writes (o, snapshots, the
+    /// written slots). No two live rows write one slot.
     pub unsafe fn launch<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
@@ -43,14 +43,14 @@ impl Library {
         unsafe { self.launch_request(stream, work.describe(&mut MaybeUninit::uninit()), None) }
     }
 
-    /// As [`Library::launch`], with a variant of the caller's choice, for tuning and tests.
+    /// [`Library::launch`] with a variant of the caller's choice, for tuning and tests.
     ///
     /// # Errors
-    /// As [`Library::launch`]'s, and [`Error::Unsupported`] for a variant that is not one of [`Work::variants`], or runs in
-    /// clusters of blocks that the GPU does not have.
+    /// The errors of [`Library::launch`]. [`Error::Unsupported`] for a variant that is not one of [`Work::variants`], or that runs in
+    /// clusters of blocks on a GPU without them.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s.
+    /// The rules of [`Library::launch`] hold.
     pub unsafe fn launch_with<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
@@ -67,35 +67,35 @@ impl Library {
         }
     }
 
-    /// Checks `work` and compiles its kernels; the plan is then launched with other addresses, B and P.
+    /// Checks `work` and compiles its kernels. The plan can then be launched with other addresses, B and P.
     ///
     /// # Errors
-    /// As [`Library::launch`]'s, but for the launch.
+    /// The errors of [`Library::launch`], except those of the launch itself.
     pub fn plan<W: Work + ?Sized>(&self, work: &W) -> Result<Plan, Error> {
         Plan::new(self, work.request().check_on(self.gpu())?)
     }
 
-    /// Compiles every kernel that `work` may be launched with at any batch size, so that no later launch of such
-    /// arguments compiles, as graph capture requires. On the simulator, which has nothing to compile, checks alone.
+    /// Compiles every kernel that `work` may be launched with, at any batch size. Later launches of such arguments compile nothing, as
+    /// graph capture requires. In the simulator, which compiles nothing, the arguments are only checked.
     ///
     /// # Errors
-    /// As [`Library::launch`]'s, but for the launch.
+    /// The errors of [`Library::launch`], except those of the launch itself.
     pub fn prewarm<W: Work + ?Sized>(&self, work: &W) -> Result<(), Error> {
         self.plan(work).map(drop)
     }
 
-    /// [`Library::prewarm`] of everything that a layer is launched with (decodes, verifies, resumes, commits), side by
-    /// side on all cores where the driver compiles so (CUDA 12).
+    /// [`Library::prewarm`] of everything that a layer is launched with (decodes, verifies, resumes, commits). Kernels are compiled in
+    /// parallel on all cores if the driver does so (CUDA 12).
     ///
     /// # Errors
-    /// As [`Library::prewarm`]'s, of the first that fails.
+    /// The errors of [`Library::prewarm`], for the first of `works` that fails.
     pub fn prewarm_all(&self, works: &[&dyn Work]) -> Result<(), Error> {
         let problems = works.iter().map(|work| work.request().check_on(self.gpu()));
         let problems = problems.collect::<Result<Vec<_>, _>>()?;
         self.functions(&problems).map(drop)
     }
 
-    /// Every kernel that some batch size of these problems gets, compiled side by side; none in the simulator.
+    /// Every kernel that is selected for these problems at some batch size, compiled in parallel. Empty in the simulator.
     pub(super) fn functions(
         &self,
         problems: &[Problem],
@@ -116,10 +116,10 @@ impl Library {
         })
     }
 
-    /// Registers and memory of every variant of `work`, compiled for it.
+    /// Registers and memory of every variant of `work`, each compiled for these arguments.
     ///
     /// # Errors
-    /// As [`Library::prewarm`]'s; [`Error::Unsupported`] on the simulator, which compiles nothing.
+    /// The errors of [`Library::prewarm`]; [`Error::Unsupported`] in the simulator, which compiles nothing.
     pub fn resources<W: Work + ?Sized>(
         &self,
         work: &W,
@@ -136,20 +136,20 @@ impl Library {
         })
     }
 
-    /// [`Work::variants`] on this library's GPU: prefills have other variants on Hopper than elsewhere.
+    /// [`Work::variants`] on this library's GPU. Prefills have other variants on Hopper than on other GPUs.
     ///
     /// # Errors
-    /// As [`Work::variants`]'s.
+    /// The errors of [`Work::variants`].
     pub fn variants<W: Work + ?Sized>(&self, work: &W) -> Result<Vec<Entry>, Error> {
         let request = work.request();
         let problem = request.check_on(self.gpu())?;
         Ok(problem.variants(&request.lengths()).collect())
     }
 
-    /// The variant that a launch takes on this library's GPU.
+    /// The variant that a launch selects on this library's GPU.
     ///
     /// # Errors
-    /// As [`Work::variants`]'s.
+    /// The errors of [`Work::variants`].
     pub fn selected<W: Work + ?Sized>(&self, work: &W) -> Result<Entry, Error> {
         let request = work.request();
         let problem = request.check_on(self.gpu())?;
@@ -159,7 +159,7 @@ impl Library {
     /// Enqueues the only function of `request`, with its parameter.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; the function was compiled for these arguments, and `request` is no prefill.
+    /// The rules of [`Library::launch`] hold. The function was compiled for these arguments, and `request` is no prefill.
     #[inline]
     pub(super) unsafe fn launch_one(
         &self,
@@ -180,10 +180,10 @@ impl Library {
         }
     }
 
-    /// [`Library::launch_one`] where states wait.
+    /// [`Library::launch_one`] with deferred write-back.
     ///
     /// # Safety
-    /// As there.
+    /// The rules of [`Library::launch_one`] hold.
     #[inline(never)]
     unsafe fn launch_pending(
         &self,
@@ -200,10 +200,10 @@ impl Library {
         }
     }
 
-    /// Enqueues the functions of a prefill, one after the other.
+    /// Enqueues the functions of a prefill in order.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `params` are what the functions were compiled for.
+    /// The rules of [`Library::launch`] hold. The functions were compiled for `params`.
     pub(super) unsafe fn launch_several(
         &self,
         stream: StreamRef<'_>,
@@ -218,11 +218,11 @@ impl Library {
         })
     }
 
-    /// Checks and enqueues `request`, with `variant` or the selected one: where it is like the last of its sort, what that
-    /// launched.
+    /// Checks and enqueues `request`, with `variant` or the selected one. If `request` has the layouts of the last launch of its sort, the
+    /// functions of that launch are enqueued without a check.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s.
+    /// The rules of [`Library::launch`] hold.
     pub(super) unsafe fn launch_request(
         &self,
         stream: StreamRef<'_>,
@@ -246,7 +246,7 @@ impl Library {
     /// [`Library::launch_request`] of a prefill.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s.
+    /// The rules of [`Library::launch`] hold.
     #[inline(never)]
     unsafe fn launch_prefill(
         &self,
@@ -267,10 +267,10 @@ impl Library {
         }
     }
 
-    /// [`Library::launch_request`] of what was not launched last: everything is checked, and remembered.
+    /// [`Library::launch_request`] of layouts other than the last: the request is checked and remembered.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s.
+    /// The rules of [`Library::launch`] hold.
     #[cold]
     #[inline(never)]
     unsafe fn launch_checked(
@@ -294,7 +294,7 @@ impl Library {
         let on_gpu = self.context().is_some();
         let launches = problem.launches(entry, &lengths, self.gpu(), on_gpu);
         if on_gpu {
-            // Compiled before anything is enqueued, so that a failure leaves nothing half done.
+            // All kernels are compiled before any is enqueued, so that a failure leaves no partial launch.
             let launches = launches.try_map(|entry| {
                 self.function(entry, problem.words(), problem.shared_bytes(entry))
             })?;

@@ -1,4 +1,4 @@
-//! Lengths of the rows of a launch, which are no constants of a prefill.
+//! Lengths of the rows of a launch. For a prefill they are not load-time constants.
 
 use gated_delta_kernels::prefill::{CHUNK, units};
 
@@ -9,18 +9,18 @@ use super::request::Request;
 /// Lengths of the rows of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lengths {
-    /// B
+    /// B, the number of rows.
     pub rows: u32,
-    /// Tokens of all rows; those around packed ones count.
+    /// Number of tokens of all rows, including packed tokens that belong to no row.
     pub total: u64,
-    /// Most tokens of a row, by what the caller says.
+    /// Largest number of tokens of a row, according to the caller.
     pub longest: u64,
-    /// They begin anywhere in their sequences.
+    /// Whether rows may begin anywhere in their sequences.
     pub positions: bool,
 }
 
 impl Lengths {
-    /// The lengths of a launch whose constants have them, or that needs none.
+    /// The lengths for a launch that has them as constants, or does not need them.
     pub fn of_rows(rows: u32) -> Self {
         Self {
             rows,
@@ -30,19 +30,19 @@ impl Lengths {
         }
     }
 
-    /// Nothing is launched: there is no row. One without tokens may carry its state to another slot.
+    /// Says whether nothing is launched, since there are no rows. A row without tokens is launched: it may copy its state to another slot.
     pub fn are_nothing(&self) -> bool {
         self.rows == 0
     }
 }
 
 impl Request<'_> {
-    /// The lengths of the rows. The check has seen every rank.
+    /// The lengths of the rows. Ranks are checked before.
     pub(crate) fn lengths(&self) -> Lengths {
         self.lengths_of(self.batch())
     }
 
-    /// [`Self::lengths`] of so many rows.
+    /// [`Self::lengths`] with B = `rows`.
     pub(super) fn lengths_of(&self, rows: u32) -> Lengths {
         if !self.is_chunked() {
             return Lengths::of_rows(rows);
@@ -62,23 +62,24 @@ impl Request<'_> {
 }
 
 impl Lengths {
-    /// Rows of at most 64 tokens.
+    /// Says whether all rows have at most 64 tokens.
     pub fn are_short(&self) -> bool {
         self.longest <= u64::from(CHUNK)
     }
 
-    /// Rows of at most one token.
+    /// Says whether all rows have at most one token.
     pub fn are_single(&self) -> bool {
         self.longest <= 1
     }
 
-    /// Rows of one token have a launch of their own, beside the chain: where rows are half as long as the longest on average, or
-    /// less, there may be many. How many there are the GPU alone knows.
+    /// Says whether rows of one token get a launch of their own, concurrently with the scan. It is so if rows are on average at most half
+    /// as long as the longest: there may be many rows of one token then. Only the GPU knows their number.
     pub fn has_singles(&self) -> bool {
         !self.are_short() && 2 * self.total <= u64::from(self.rows) * self.longest
     }
 
-    /// Rows that a chain's tile is chosen by: with such a launch so many as may be as long as the longest.
+    /// Number of rows for the choice of the scan's tile. If rows of one token have a launch of their own, it is the largest possible number
+    /// of rows as long as the longest.
     pub fn likely_rows(&self) -> u32 {
         match self.has_singles() {
             true => self.rows.min(self.total.div_ceil(self.longest) as u32),
@@ -86,9 +87,10 @@ impl Lengths {
         }
     }
 
-    /// Grid size in z of a chain that has so many blocks for each row, one on a multiprocessor. With more rows than run at once its
-    /// blocks are persistent and take several rows: beside rows of one token, and where lengths are about even, if rows at a time
-    /// take hardly longer than blocks at a time, which fill all multiprocessors.
+    /// Grid size in z of a scan with `blocks_of_row` blocks for each row, one block on each multiprocessor. If there are more rows than run
+    /// at once, blocks may be persistent and process several rows. They are persistent if rows of one token have a launch of their own.
+    /// They are persistent too if lengths are about even, and processing whole rows in turn takes hardly longer than distributing single
+    /// blocks over all multiprocessors.
     pub fn turns(&self, blocks_of_row: u64, gpu: Gpu) -> u32 {
         let multiprocessors = u64::from(gpu.multiprocessors);
         let at_once = (multiprocessors / blocks_of_row) as u32;
@@ -105,12 +107,12 @@ impl Lengths {
         }
     }
 
-    /// Most pieces of more than one token that the rows have.
+    /// Largest possible number of chunks of more than one token in the rows.
     pub fn units(&self) -> u64 {
         units(self.total, self.rows.into(), self.positions)
     }
 
-    /// Units that a grid has blocks for: rows of single tokens alone have none.
+    /// The number of `units` for a grid, which has blocks for at least one.
     pub fn units_in_grid(&self) -> u32 {
         self.units().max(1) as u32
     }

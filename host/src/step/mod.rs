@@ -1,41 +1,41 @@
-//! A step of a layer: new tokens of every sequence, where their states start and where they go.
+//! A step of a layer: the new tokens of every sequence, the states that they start from, and the places that their states go to.
 //!
-//! [`Gdn`] and [`Kda`] are the steps of the two kinds of layer, [`GdnCommit`] and [`KdaCommit`] advance states alone. A
-//! decode is a step of one token; which kernels compute a step follows from T and the options, unless a [`Formulation`] is named.
+//! [`Gdn`] and [`Kda`] are the steps of the two kinds of layer. [`GdnCommit`] and [`KdaCommit`] advance states and have no output. A decode
+//! is a step of one token. T and the options decide which kernels compute a step, unless a [`Formulation`] is named.
 //!
-//! | states | where they start and go |
+//! | states | start and end of a row's state |
 //! |---|---|
-//! | [`States::update`] | row b starts from slot b, its state after the last token goes back there |
-//! | `.slots`, `.write_slots`, `.write_pool` | other slots, another pool |
+//! | [`States::update`] | row b starts from slot b; its state after the last token goes back to slot b |
+//! | `.slots`, `.write_slots`, `.write_pool` | as above, with other slots, or another pool to write |
 //! | [`States::read_only`] | no state is written |
-//! | [`States::per_token`] | the state after each token goes to a slot of its own, the row starts from one of them |
+//! | [`States::per_token`] | the row starts from one of its token slots; the state after each token goes to a slot of its own |
 //!
-//! | option of a step | |
+//! | option of a step | effect |
 //! |---|---|
-//! | [`Step::snapshots`] | besides, the state after every token goes to a tensor of its own |
-//! | [`Step::packed`] | rows of different lengths |
-//! | [`Step::previous`] | the accepted part of the last step is committed first, the new tokens are verified: a *resume* |
-//! | [`Inputs::conv`] | q, k and v are what the layer's short convolution makes of its projection |
-//! | [`Step::norm`] | the outputs are normed, and gated by z |
-//! | [`Step::fresh`] | rows that start from zeros, whatever their slots hold |
-//! | [`Step::pending`] | states wait, the tokens since are in a ring: decodes that write a state once in eight |
+//! | [`Step::snapshots`] | the state after every token also goes to a separate tensor |
+//! | [`Step::packed`] | rows have different lengths, and their tokens are concatenated |
+//! | [`Step::previous`] | the accepted tokens of the last step are committed before the new tokens are verified: a *resume* |
+//! | [`Inputs::conv`] | q, k and v are computed from the layer's projection by its short convolution |
+//! | [`Step::norm`] | the outputs pass an RMS norm and are gated by z |
+//! | [`Step::fresh`] | some rows start from a state of zeros, whatever their slots hold |
+//! | [`Step::pending`] | deferred write-back: recent tokens stay in a ring, and a decode writes a state once in eight steps |
 //!
-//! Each of them but the last is for any T and goes with every way of keeping states. Where there is a convolution, windows are
-//! kept as states are: see [`Convolution`].
+//! Each of these options except the last works with any T and with every way of keeping states. A convolution's windows are kept as the
+//! states are: see [`Convolution`].
 //!
-//! A *prefill* is a step of rows that may have more than 16 tokens, from slot to slot ([`States::update`]); snapshots and previous
-//! tokens it has not. It has options of its own, which make a prefill of any step:
+//! A *prefill* is a step whose rows may have more than 16 tokens. It wants [`States::update`], and takes no snapshots and no previous
+//! tokens. Three options belong to prefills alone. Each of them makes a step a prefill:
 //!
-//! | option of a prefill | |
+//! | option of a prefill | effect |
 //! |---|---|
-//! | [`Step::positions`] | how many tokens of its sequence came before each row |
-//! | [`Step::checkpoints`] | the state (and window) after every so many tokens goes to a slot of its own: prefix caching |
-//! | [`Step::workspace`] | memory that rows of more than 64 tokens take |
+//! | [`Step::positions`] | the number of tokens of the sequence before each row |
+//! | [`Step::checkpoints`] | the state (and window) after every so many tokens goes to a slot of its own, for prefix caching |
+//! | [`Step::workspace`] | scratch memory, needed by rows of more than 64 tokens |
 //!
-//! After a verify without states written, either a [`Commit`] replays the accepted tokens into the pool, or the next
-//! step resumes: one state read and one written, whatever T is.
+//! After a verify that wrote no state there are two ways to continue. A [`Commit`] replays the accepted tokens into the pool. Or the next
+//! step is a resume, which reads and writes each state once, whatever T is.
 //!
-//! Two drafted tokens, of which the first is accepted, on the simulator:
+//! An example on the simulator: a verify of two drafted tokens, then a commit of the first.
 //!
 //! ```
 //! use gated_delta::{Gdn, GdnCommit, GdnGates, Inputs, Library, Options, States, Stored, StreamRef, Tensor};
@@ -71,7 +71,7 @@
 //! # Ok::<(), gated_delta::Error>(())
 //! ```
 
-// The stages of a launch, from its arguments on: a file names none of a later stage (`tests/stages.rs`).
+// The modules are the stages of a launch in order, from its arguments on. A file names nothing of a later stage (`tests/stages.rs`).
 
 mod args;
 

@@ -1,4 +1,4 @@
-//! Plans: everything but addresses and sizes is settled before the first launch.
+//! Plans: launches whose kernels are chosen and compiled ahead; only addresses and sizes are left open.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex};
@@ -25,12 +25,12 @@ use crate::library::{Library, nothing_compiled};
 use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 
-/// A step or a commit with its kernels compiled: everything but addresses, B, P and the `total` of packed rows is
-/// settled; of a prefill, T and the workspace are not either. What [`Formulation::Auto`] has chosen is settled too: a prefill's plan
-/// launches prefills, whatever their T is.
+/// A checked step, commit or flush with its kernels compiled. A launch may differ from the planned arguments in addresses, B, P and the
+/// `total` of packed rows; a prefill also in T and the workspace. The choice of [`Formulation::Auto`] is fixed: a prefill's plan launches
+/// prefills, whatever their T is.
 ///
-/// Cheap to clone and to launch; it holds its [`Library`] alive. A plan of the simulator checks every launch in full,
-/// so that an engine's hot path can be tested on a CPU.
+/// A plan is cheap to clone and to launch, and keeps its [`Library`] alive. In the simulator, a plan checks every launch in full, so that
+/// an engine's hot path can be tested on a CPU.
 ///
 /// ```no_run
 /// use gated_delta::{Error, Gdn, Library, Plan, StreamRef};
@@ -50,15 +50,15 @@ use crate::stream::StreamRef;
 pub struct Plan {
     library: Library,
     problem: Problem,
-    /// Every kernel that some batch size gets; none in the simulator.
+    /// Every kernel that is selected at some batch size. Empty in the simulator.
     functions: Vec<(Entry, RawFunction)>,
-    /// The kernels of what is no prefill, by B.
+    /// Kernels by B. Empty for a prefill.
     by_rows: Vec<ByRows<RawFunction>>,
-    /// The launches of a prefill's last rows.
+    /// The launches of the last rows, for a prefill.
     of_last: Arc<Mutex<Option<OfLengths>>>,
 }
 
-/// The workspace and the launches that rows of some lengths take.
+/// Workspace size and launches of a prefill, for rows of some lengths.
 #[derive(Clone, Copy, Debug)]
 struct OfLengths {
     lengths: Lengths,
@@ -83,7 +83,7 @@ impl Plan {
                 let ByRows { last, shape, .. } = step;
                 Some(ByRows { last, of, shape })
             };
-            // Where one has no kernel, a launch says so.
+            // The list may end early: a launch reports a missing kernel.
             plan.by_rows = (problem.by_rows(library.gpu()))
                 .map_while(compiled)
                 .collect();
@@ -91,14 +91,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The compiled function for `batch` rows and its launch shape, for an engine that launches by itself: one
-    /// parameter, of which a [`LayerParams`](crate::raw::LayerParams) has the bytes, of states that wait a
+    /// The compiled function for `batch` rows and its launch shape, for an engine that launches functions directly. The function has one
+    /// parameter: the bytes of a [`LayerParams`](crate::raw::LayerParams), or with deferred write-back of a
     /// [`DeferredParams`](crate::raw::DeferredParams).
     ///
     /// # Errors
-    /// [`Error::Range`] for B; [`Error::Unsupported`] on the simulator, and for a prefill, whose launches follow from
-    /// more than B: [`Work::recipe`] says which they are. [`Error::Driver`] where the context is gone, and the function
-    /// with it: who keeps the function asks again after a reset.
+    /// [`Error::Range`] for B. [`Error::Unsupported`] in the simulator, and for a prefill, whose launches depend on more than B:
+    /// [`Work::recipe`] lists them. [`Error::Driver`] if the context is gone, and the function with it; a caller that keeps the function
+    /// has to call this again after a reset.
     pub fn raw(&self, batch: usize) -> Result<(RawFunction, LaunchShape), Error> {
         checks::batch(batch)?;
         if self.problem.is_chunked() {
@@ -113,7 +113,7 @@ impl Plan {
         Ok(launches.main)
     }
 
-    /// The compiled functions of rows of these lengths.
+    /// The compiled functions of the launches of rows of these lengths.
     fn launches(&self, lengths: &Lengths) -> Result<Launches<RawFunction>, Error> {
         let gpu = self.library.gpu();
         let entry = self.problem.entry(lengths, gpu)?;
@@ -134,17 +134,17 @@ impl Plan {
         }
     }
 
-    /// Enqueues what is planned on the addresses of `work`: no check but B's and alignment's, no look-up. On the
+    /// Enqueues the planned kernels on the addresses of `work`. Only B and alignment are checked, and nothing is looked up. In the
     /// simulator `work` is checked in full.
     ///
     /// # Errors
-    /// [`Error::Range`] for B and for a workspace that is too small, [`Error::Alignment`] for an address that is less
-    /// aligned than the planned one; launch failures. On the simulator, what a launch refuses, and
-    /// [`Error::Contradiction`] for arguments that are not the planned ones.
+    /// [`Error::Range`] for B and for a workspace that is too small; [`Error::Alignment`] for an address that is less aligned than the
+    /// planned one; launch failures. In the simulator, the errors of a launch, and [`Error::Contradiction`] for arguments other than the
+    /// planned ones.
     ///
     /// # Safety
-    /// As [`Library::launch`]'s; `work` has the planned shapes (but for B, P and `total`, of a prefill T and C),
-    /// strides, dtypes and options.
+    /// The rules of [`Library::launch`] hold. `work` has the planned shapes (except B, P and `total`, and in a prefill T and C), strides,
+    /// dtypes and options.
     pub unsafe fn launch<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
@@ -160,20 +160,20 @@ impl Plan {
         unsafe { self.launch_request(stream, request) }
     }
 
-    /// Says whether fewer tokens than planned would not be a prefill, by a choice that is the library's.
+    /// Says whether the plan is a prefill by the library's choice, and `request` is too short to be one by that choice.
     #[inline]
     fn is_chosen_anew(&self, request: &Request<'_>) -> bool {
-        // No prefill has these, and looking there costs a launch less.
+        // A plan with `by_rows` is no prefill. This test comes first, since it saves time in a launch.
         self.by_rows.is_empty()
             && self.problem.is_chunked()
             && !request.is_chunked()
             && request.options.formulation == Formulation::Auto
     }
 
-    /// [`Plan::launch`] of a prefill that by itself would not be one.
+    /// [`Plan::launch`] of a request that would not be a prefill without the plan.
     ///
     /// # Safety
-    /// As [`Plan::launch`]'s.
+    /// The rules of [`Plan::launch`] hold.
     #[cold]
     #[inline(never)]
     unsafe fn launch_as_planned(
@@ -187,10 +187,10 @@ impl Plan {
         unsafe { self.launch_request(stream, &request) }
     }
 
-    /// [`Plan::launch`] of what `work` comes down to.
+    /// [`Plan::launch`] of the request that `work` describes.
     ///
     /// # Safety
-    /// As [`Plan::launch`]'s.
+    /// The rules of [`Plan::launch`] hold.
     #[inline(always)]
     unsafe fn launch_request(
         &self,
@@ -223,7 +223,7 @@ impl Plan {
     /// [`Plan::launch`] in the simulator.
     ///
     /// # Safety
-    /// As [`Plan::launch`]'s.
+    /// The rules of [`Plan::launch`] hold.
     #[cold]
     #[inline(never)]
     unsafe fn simulate(&self, stream: StreamRef<'_>, request: &Request<'_>) -> Result<(), Error> {
@@ -241,7 +241,7 @@ impl Plan {
     /// [`Plan::launch`] of a prefill.
     ///
     /// # Safety
-    /// As [`Plan::launch`]'s.
+    /// The rules of [`Plan::launch`] hold.
     #[inline(never)]
     unsafe fn launch_prefill(
         &self,
@@ -262,9 +262,9 @@ impl Plan {
         unsafe { self.library.launch_several(stream, &of.launches, params) }
     }
 
-    /// The launches of rows of these lengths: those of the last rows, where these are as long, as in all layers of a step.
+    /// The launches of rows of these lengths. They are cached, since rows are equally long in all layers of a step.
     fn of_lengths(&self, lengths: Lengths) -> Result<OfLengths, Error> {
-        // A thread that finds another one at it does without.
+        // A thread that finds the cache locked works without it.
         let mut last = self.of_last.try_lock().ok();
         if let Some(Some(last)) = last.as_deref()
             && last.lengths == lengths
@@ -282,7 +282,7 @@ impl Plan {
         Ok(of)
     }
 
-    /// The compiled function of so many rows of what is no prefill, at least 1.
+    /// The compiled function for `rows` rows, at least 1, in a plan that is no prefill.
     #[inline]
     fn of_rows(&self, rows: u32) -> Result<(RawFunction, LaunchShape), Error> {
         for step in &self.by_rows {
@@ -295,7 +295,7 @@ impl Plan {
         self.of_other_rows(rows)
     }
 
-    /// [`Plan::of_rows`] where some have no kernel.
+    /// [`Plan::of_rows`] for a number of rows that has no precomputed kernel.
     #[cold]
     fn of_other_rows(&self, rows: u32) -> Result<(RawFunction, LaunchShape), Error> {
         Ok(self.launches(&Lengths::of_rows(rows))?.main)
@@ -303,7 +303,7 @@ impl Plan {
 }
 
 impl Problem {
-    /// The addresses are as aligned as planned.
+    /// Checks that the addresses are as aligned as planned.
     pub(super) fn check_aligned(&self, params: &LayerParams) -> Result<(), Error> {
         let c = &self.constants;
         if c.wide_io != 0 {
@@ -328,7 +328,7 @@ impl Problem {
         Ok(())
     }
 
-    /// Bytes of an element of the convolution's weight.
+    /// Size of an element of the convolution's weight, in bytes.
     fn conv_weight_bytes(&self) -> usize {
         if self.constants.conv_weight_element == Element::F32 as u32 {
             4
@@ -338,7 +338,7 @@ impl Problem {
     }
 }
 
-/// The addresses of what is `wide` are multiples of so many bytes, a power of two.
+/// Checks that the addresses of all tensors of class `wide` are multiples of `bytes`, a power of two.
 #[inline(always)]
 fn aligned(wide: Wide, bytes: usize, params: &LayerParams) -> Result<(), Error> {
     match Argument::addresses(wide, params) & (bytes as u64 - 1) {

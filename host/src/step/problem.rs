@@ -1,4 +1,4 @@
-//! All that a launch is compiled for.
+//! The problem: everything that a launch is compiled for.
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::machine;
@@ -9,7 +9,7 @@ use super::kind::Kind;
 use crate::Entry;
 use crate::kernel::Kernel;
 
-/// All that a launch is compiled for: everything but the addresses, B and P, and `total` of packed rows.
+/// Everything that a launch is compiled for: all but the addresses, B, P and the `total` of packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     pub kind: Kind,
@@ -17,22 +17,22 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Says whether each row's final state is written: by an update or by a commit.
+    /// Says whether each row's final state is written, by an update or by a commit.
     pub fn writes_final(&self) -> bool {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// Says whether it is a prefill.
+    /// Says whether the launch is a prefill.
     pub fn is_chunked(&self) -> bool {
         self.kind.is_chunked()
     }
 
-    /// Warpgroups multiply.
+    /// Says whether the kernels are those for Hopper, whose warpgroups multiply.
     pub fn is_on_hopper(&self) -> bool {
         self.constants.machine == machine::HOPPER
     }
 
-    /// Says whether o of chunks of one token is left for the norm after a chain.
+    /// Says whether the scan leaves o of chunks of one token for a later norm.
     pub fn leaves_tokens(&self) -> bool {
         self.is_chunked() && leaves_tokens(&self.constants, self.kind.v_dim)
     }
@@ -41,7 +41,7 @@ impl Problem {
         self.constants.h * self.constants.ratio
     }
 
-    /// Bytes of a slot.
+    /// Size of the states of a slot in bytes.
     pub fn state_bytes(&self) -> u64 {
         let elements = u64::from(self.kind.k_dim) * u64::from(self.kind.v_dim);
         u64::from(self.value_heads()) * elements * self.kind.state.size_of() as u64

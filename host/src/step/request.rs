@@ -1,4 +1,4 @@
-//! The request that a step, a commit or a flush of either operator comes down to.
+//! The request: the common form of a step, a commit or a flush of either operator.
 
 use bytemuck::Zeroable;
 use gated_delta_kernels::prefill::CHUNK;
@@ -12,24 +12,24 @@ use crate::error::Error;
 use crate::shapes::{Named, check_memory, named};
 use crate::tensor::{Memory, Tensor};
 
-/// The tokens that a launch has.
+/// The kinds of tokens in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// New tokens, after previous ones or not.
+    /// New tokens, with or without previous ones.
     Step,
-    /// Previous tokens alone: the first of them become part of the states.
+    /// Previous tokens only: the first of them become part of the states.
     Commit,
-    /// Pending tokens alone: all of them become part of the states.
+    /// Pending tokens only: all of them become part of the states.
     Flush,
 }
 
-/// Words of [`Switches`].
+/// Number of words in [`Switches`].
 pub(crate) const SWITCHES: usize = 8;
 
-/// All that a check looks at besides tensors, floats by their bits.
+/// Everything besides tensors that a check depends on, with floats as their bits.
 pub(crate) type Switches = [u64; SWITCHES];
 
-/// Sorts of launches, of each of which the last is remembered: an engine that has several in turn has all at hand.
+/// Sorts of launches. The last launch of each sort is remembered, so that an engine that alternates between them finds all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
     Decode,
@@ -37,36 +37,36 @@ pub(crate) enum Sort {
     Other,
 }
 
-/// Tokens that are read from the state.
+/// New tokens, which have outputs.
 #[derive(Clone, Copy)]
 pub(super) struct New<'a> {
     pub inputs: &'a Inputs<'a>,
-    /// `a` or `g`, and `b` or `beta`.
+    /// The gate (`a` or `g`) and the beta (`b` or `beta`).
     pub gates: [Named<'a>; 2],
     pub o: Named<'a>,
 }
 
-/// Tokens of which the first ones are committed.
+/// Tokens whose first ones are committed.
 #[derive(Clone, Copy)]
 pub(super) struct Kept<'a> {
     pub inputs: KeptInputs<'a>,
-    /// As the new tokens'.
+    /// The gate and the beta, in the form of the new tokens'.
     pub gates: [Named<'a>; 2],
     pub keep: Named<'a>,
 }
 
-/// k and v of such tokens, or the tensor that they are made of.
+/// Inputs of tokens to commit: k and v, or the projection.
 #[derive(Clone, Copy)]
 pub(super) enum KeptInputs<'a> {
     Kv([Named<'a>; 2]),
-    /// The x of the new tokens' convolution.
+    /// The projection x, for the convolution of the new tokens.
     X(Named<'a>),
-    /// The convolution of a commit, with its x.
+    /// The convolution of a commit, with its projection.
     Conv(&'a Convolution<'a>),
 }
 
 impl<'a> KeptInputs<'a> {
-    /// `names` are those of k, v and x.
+    /// Pairs the tensors with their names, those of k, v and x.
     fn of(stored: &'a Stored<'a>, [k_name, v_name, x_name]: [&'static str; 3]) -> Self {
         match stored {
             Stored::Kv { k, v } => Self::Kv([named(k_name, k), named(v_name, v)]),
@@ -75,7 +75,7 @@ impl<'a> KeptInputs<'a> {
         }
     }
 
-    /// k and v, where they are given.
+    /// k and v, if they are given.
     pub fn kv(&self) -> [Option<Named<'a>>; 2] {
         match self {
             Self::Kv(kv) => kv.map(Some),
@@ -83,7 +83,7 @@ impl<'a> KeptInputs<'a> {
         }
     }
 
-    /// The tensor that comes first.
+    /// The first of the tensors.
     pub fn first(&self) -> Named<'a> {
         match self {
             Self::Kv([first, _]) | Self::X(first) => *first,
@@ -92,16 +92,16 @@ impl<'a> KeptInputs<'a> {
     }
 }
 
-/// New tokens, previous ones or both, and where their states are.
+/// A request: new tokens, previous tokens or both, and their states.
 ///
-/// Made for every launch: it borrows the arguments, and what has to be checked is looked at in [`Request::check`] alone.
+/// A request is made for every launch. It borrows the arguments; all checks are in [`Request::check`].
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// Tensors by [`Argument`].
     pub(super) given: [Option<&'a Tensor<'a>>; TENSORS],
-    /// Bit i: there is a tensor at i.
+    /// Bit i is set if there is a tensor at i.
     pub(super) present: u64,
-    /// The parameter, as far as tensors have been given.
+    /// The kernels' parameters, filled while tensors are added.
     pub(super) params: LayerParams,
     pub(crate) phase: Phase,
     pool: &'a Tensor<'a>,
@@ -109,24 +109,24 @@ pub struct Request<'a> {
     pub(super) inputs: Option<&'a Inputs<'a>>,
     /// Inputs of the previous tokens, or of those of a commit.
     pub(super) stored: Option<&'a Stored<'a>>,
-    /// The convolution that makes q, k and v of the new tokens, or of a commit, where they are not given.
+    /// The convolution of the new tokens, or of the tokens of a commit. `None` if q, k and v are given.
     pub(super) conv: Option<&'a Convolution<'a>>,
     pub(super) norm: Option<&'a Norm<'a>>,
     pub(super) gates: GateForm,
     pub(crate) pending: Option<&'a Pending<'a>>,
-    /// Tokens from one checkpoint to the next; 0: there are none.
+    /// Number of tokens between checkpoints; 0 without checkpoints.
     pub(super) checkpoint_every: usize,
-    /// T where there are `cu_seqlens`.
+    /// T of packed rows.
     pub(crate) max_tokens: usize,
-    /// The states are read and not written.
+    /// Whether states are read-only.
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
-    /// The formulation of the options, or what [`Request::choose`] has chosen: never [`Formulation::Auto`] where all is given.
+    /// The formulation of the options, or the choice of [`Request::choose`]. It is never [`Formulation::Auto`] in a complete request.
     pub(crate) formulation: Formulation,
 }
 
 impl<'a> Inputs<'a> {
-    /// Query, key and value, or what they are made of.
+    /// The first three tensors with their names: query, key and value, or those of the convolution.
     pub(super) fn named(&'a self) -> [Named<'a>; 3] {
         match self {
             Self::Qkv { q, k, v } => [named("q", q), named("k", k), named("v", v)],
@@ -136,7 +136,7 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// A request that has nothing yet but a pool.
+    /// A request with a pool and nothing else yet.
     #[inline(always)]
     pub(super) fn new(
         phase: Phase,
@@ -164,39 +164,39 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The tensors by number, and a bit for each that there is.
+    /// The tensors by number, and a bit for each one that is present.
     pub(crate) fn present(&self) -> (u64, &[Option<&'a Tensor<'a>>; TENSORS]) {
         (self.present, &self.given)
     }
 
-    /// A tensor, where there is one.
+    /// A tensor. `None` if it is not given.
     #[inline(always)]
     pub(super) fn tensor(&self, argument: Argument) -> Option<&'a Tensor<'a>> {
         self.given[argument as usize]
     }
 
-    /// Says whether there is such a tensor.
+    /// Says whether a tensor is given.
     #[inline(always)]
     pub(crate) fn has(&self, argument: Argument) -> bool {
         self.given[argument as usize].is_some()
     }
 
-    /// A tensor under its name, where there is one.
+    /// A tensor with its name. `None` if it is not given.
     pub(crate) fn get(&self, argument: Argument) -> Option<Named<'a>> {
         let tensor = self.given[argument as usize];
         tensor.map(|tensor| named(self.name(argument), tensor))
     }
 
-    /// The address of a tensor; 0 where there is none.
+    /// The address of a tensor; 0 if it is not given.
     #[inline(always)]
     pub(super) fn address(&self, argument: Argument) -> u64 {
         self.given[argument as usize].map_or(0, |tensor| tensor.address())
     }
 
-    /// The name of a tensor in these arguments.
+    /// The name of an argument in these arguments.
     pub(crate) fn name(&self, argument: Argument) -> &'static str {
         let [gate, beta, previous_gate, previous_beta] = *self.gates.names;
-        // The tokens of a commit are no previous ones of others.
+        // Tokens of a commit are not called "previous": no other tokens are there.
         match (argument, self.phase) {
             (Argument::Gate, _) | (Argument::PreviousGate, Phase::Commit) => gate,
             (Argument::Beta, _) | (Argument::PreviousBeta, Phase::Commit) => beta,
@@ -209,7 +209,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The tokens that are read from the state.
+    /// The new tokens.
     pub(super) fn new_tokens(&self) -> Option<New<'a>> {
         Some(New {
             inputs: self.inputs?,
@@ -218,7 +218,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The tokens of which the first ones are committed.
+    /// The tokens whose first ones are committed.
     pub(super) fn previous_tokens(&self) -> Option<Kept<'a>> {
         let [k, v, x] = [
             Argument::PreviousK,
@@ -235,7 +235,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// B; parameters have it before the check has seen any rank.
+    /// B, the number of rows. It may be called before the check of ranks.
     #[inline]
     pub(crate) fn batch(&self) -> u32 {
         let first = |tensor: &Tensor<'_>| tensor.dims().first().copied().unwrap_or(0);
@@ -250,7 +250,7 @@ impl<'a> Request<'a> {
         rows as u32
     }
 
-    /// Tokens of the `[1, total, …]` tensors, where there are `cu_seqlens`.
+    /// The `total` of packed `[1, total, …]` tensors. `None` for dense rows.
     pub(crate) fn total(&self) -> Option<usize> {
         match self.has(Argument::CuSeqlens) {
             true => self.given[Argument::O as usize]?.dims().get(1).copied(),
@@ -258,40 +258,40 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The convolution that makes q, k and v of the new tokens, or of a commit, where they are not given.
+    /// The convolution of the new tokens, or of the tokens of a commit. `None` if q, k and v are given.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
         self.conv
     }
 
-    /// The pool that states start from.
+    /// Pool that states are read from.
     pub(crate) fn pool(&self) -> Named<'a> {
         named(Argument::Pool.name(), self.pool)
     }
 
-    /// The pool that is written.
+    /// Pool that states are written to.
     pub(crate) fn written_pool(&self) -> Named<'a> {
         self.get(Argument::WritePool).unwrap_or(self.pool())
     }
 
-    /// The windows of the convolution, and those that are written where states are.
+    /// The convolution's windows that are read, and those that are written.
     pub(crate) fn windows(&self) -> Option<[Named<'a>; 2]> {
         let windows = self.get(Argument::Windows)?;
         Some([windows, self.get(Argument::WriteWindows).unwrap_or(windows)])
     }
 
-    /// Tokens from one checkpoint to the next; 0: there are none.
+    /// Number of tokens between checkpoints; 0 without checkpoints.
     pub(crate) fn checkpoint_every(&self) -> usize {
         self.checkpoint_every
     }
 
-    /// All but the tensors that [`Request::check`] and the choice of a variant look at. Floats by their bits: −0 is
-    /// another constant than 0.
+    /// Everything besides tensors that [`Request::check`] and the choice of a variant depend on. Floats are compared by their bits: −0 and
+    /// 0 are different constants.
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
         let (gates, options, conv) = (&self.gates, self.options, self.conv);
-        // 0 where there is none.
+        // 0 stands for no activation.
         let activation = |one: Option<Activation>| one.map_or(0, |one| 1 + u64::from(one.code()));
         let bits = |one: Option<f32>| u64::from(one.map_or(0, f32::to_bits));
-        // Each has the bits up to the next one.
+        // Each flag uses the bits up to the next one.
         let flags = u64::from(gates.per_channel)
             | u64::from(gates.beta_logit) << 1
             | u64::from(options.qk_l2norm) << 2
@@ -303,7 +303,7 @@ impl<'a> Request<'a> {
             | (options.state_layout as u64) << 12
             | (options.head_map as u64) << 14
             | (self.formulation as u64) << 16
-            // Which of both a GPU without clusters may tell apart: `check_on`.
+            // On a GPU without clusters, a chosen formulation may differ from a named one: see `check_on`.
             | u64::from(options.formulation == Formulation::Auto) << 19
             | activation(conv.map(|conv| conv.activation)) << 20
             | activation(self.norm.map(|norm| norm.activation)) << 24
@@ -322,7 +322,7 @@ impl<'a> Request<'a> {
         switches
     }
 
-    /// Every tensor under its name, where there is one.
+    /// Every tensor with its name. `None` for those that are not given.
     pub(crate) fn tensors(&self) -> [Option<Named<'a>>; TENSORS] {
         let mut tensors = [None; TENSORS];
         for (tensor, &argument) in tensors.iter_mut().zip(Argument::ALL) {
@@ -331,7 +331,7 @@ impl<'a> Request<'a> {
         tensors
     }
 
-    /// Says whether a launch writes this tensor.
+    /// Says whether a launch writes a tensor.
     pub(crate) fn writes(&self, argument: Argument) -> bool {
         match argument.access() {
             Access::Read => false,
@@ -342,12 +342,12 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Tensors are in `memory`, and those that a launch writes are writable.
+    /// Checks that tensors are in `memory`, and that those that a launch writes are writable.
     pub(crate) fn check_memory(&self, memory: Memory) -> Result<(), Error> {
         check_memory(memory, &self.tensors(), |at| self.writes(Argument::ALL[at]))
     }
 
-    /// The sort of a library's last launches that it may be like, as far as that is seen before a check.
+    /// The sort of launch, as far as it is known before a check.
     pub(super) fn sort(&self) -> Sort {
         let o = self.given[Argument::O as usize];
         let is_one = o.and_then(|o| o.dims().get(1)) == Some(&1);
@@ -360,17 +360,17 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Says whether it is a prefill.
+    /// Says whether the request is a prefill.
     pub(crate) fn is_chunked(&self) -> bool {
         self.formulation == Formulation::Chunked
     }
 
-    /// Says whether the caller promises of packed rows that each has at most 64 tokens.
+    /// Says whether the rows are packed and, by the caller's `max_tokens`, have at most 64 tokens each.
     pub(super) fn promises_short_rows(&self) -> bool {
         self.has(Argument::CuSeqlens) && self.max_tokens <= CHUNK as usize
     }
 
-    /// T; of packed rows what the caller says. The check has seen every rank.
+    /// T, of packed rows the caller's `max_tokens`. Ranks are checked before.
     pub(crate) fn most_tokens(&self) -> usize {
         match (self.has(Argument::CuSeqlens), self.get(Argument::O)) {
             (true, _) => self.max_tokens,
@@ -379,7 +379,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// New tokens of all rows, of packed ones and what is around them. The check has seen every rank.
+    /// Number of new tokens of all rows; of packed rows it includes tokens that belong to no row. Ranks are checked before.
     pub(super) fn tokens(&self) -> u64 {
         match self.total() {
             Some(total) => total as u64,
@@ -387,7 +387,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Most checkpoints that rows which begin their sequences may write.
+    /// Largest number of checkpoints that rows at the beginning of their sequences may write.
     pub(super) fn most_checkpoints(&self) -> u64 {
         self.get(Argument::CheckpointSlots).map_or(0, |slots| {
             let [rows, of_row] = [0, 1].map(|dim| slots.tensor.dims()[dim] as u64);

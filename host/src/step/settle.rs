@@ -1,4 +1,4 @@
-//! From arguments to a problem that some kernel computes.
+//! The step from arguments to a problem that some kernel computes.
 
 use super::args::Formulation;
 use super::gpu::Gpu;
@@ -8,15 +8,15 @@ use super::shape;
 use crate::error::Error;
 
 impl Request<'_> {
-    /// Checks shapes, dtypes, strides and switches, and that a block of some kernel has room; says what to compile.
+    /// Checks shapes, dtypes, strides and switches, and that some kernel has room for the heads and tokens. Returns what to compile.
     pub(crate) fn check(&self) -> Result<Problem, Error> {
         let problem = shape::check(self)?;
         problem.kind.check_room()?;
         Ok(problem)
     }
 
-    /// [`Self::check`] for a GPU. Where the caller left the choice, and the tokens of a layer at once would take clusters of blocks
-    /// that the GPU has not, the problem is computed token by token. One GPU has one choice, so that its bits stay what they are.
+    /// [`Self::check`] for a GPU. If the library chose `Parallel` for a layer, and this needs clusters of blocks that the GPU lacks, the
+    /// problem becomes `Recurrent`. The choice is the same for every launch on a GPU, so that bits are stable.
     pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
         let problem = self.check()?.on(gpu);
         let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();

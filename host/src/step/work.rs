@@ -1,4 +1,4 @@
-//! What a library launches.
+//! The trait of everything that a library launches.
 
 use gated_delta_kernels::step::LayerParams;
 
@@ -13,78 +13,79 @@ use crate::library::unproved;
 use crate::raw::Recipe;
 use crate::tensor::Memory;
 
-/// A layer's work in a launch, of a prefill in several: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit
-/// of either.
+/// The arguments of a launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit or flush of either operator. A prefill may
+/// enqueue several kernels.
 pub trait Work: sealed::Work {
-    /// Every compiled variant that computes these arguments on an H200, best or not; of a prefill, of the last of its launches.
-    /// [`Library::variants`](crate::Library::variants) says it of another GPU.
+    /// Lists every compiled variant that computes these arguments on an H200, whether it is the fastest or not. Of a prefill, the variants
+    /// are of the last of its launches. [`Library::variants`](crate::Library::variants) lists those of another GPU.
     ///
     /// # Errors
-    /// What the arguments break of their rules.
+    /// The error of the first rule that the arguments break.
     fn variants(&self) -> Result<Vec<Entry>, Error> {
         let request = self.request();
         let problem = request.check()?;
         Ok(problem.variants(&request.lengths()).collect())
     }
 
-    /// How a launch of these arguments is computed: the [formulation](crate::Options::formulation) that they name, or what
-    /// [`Formulation::Auto`] is for them, on a GPU with clusters of blocks. Never `Auto`.
+    /// The [formulation](crate::Options::formulation) of a launch of these arguments: the one that they name, or the choice of
+    /// [`Formulation::Auto`] on a GPU with clusters of blocks. Never `Auto` itself.
     fn formulation(&self) -> Formulation {
         self.request().formulation
     }
 
-    /// The variant that a launch takes on an H200; [`Library::selected`](crate::Library::selected) says it of another GPU.
-    /// Whichever it is, the results have the same bits.
+    /// The variant that a launch selects on an H200. [`Library::selected`](crate::Library::selected) returns that of another GPU. All
+    /// variants have results of the same bits.
     ///
     /// # Errors
-    /// As [`Work::variants`]'s.
+    /// The errors of [`Work::variants`].
     fn selected(&self) -> Result<Entry, Error> {
         self.request().selected()
     }
 
-    /// Bytes that a launch must move where every row is active and full: each start state read once, each state that is
-    /// kept written once, every other tensor once.
+    /// Number of bytes that a launch must move if every row is active and full: each start state is read once, each kept state is written
+    /// once, and every other tensor is accessed once.
     ///
     /// # Errors
-    /// As [`Work::variants`]'s.
+    /// The errors of [`Work::variants`].
     fn bytes(&self) -> Result<u64, Error> {
         self.request().bytes()
     }
 
-    /// Bytes of the [workspace](super::Step::workspace) that a launch takes at most, on any GPU; 0 where it takes none. On Hopper
-    /// rows of at most 64 tokens take none.
+    /// Size in bytes of the [workspace](super::Step::workspace) that is enough for a launch on any GPU; 0 if none is needed. On Hopper rows
+    /// of at most 64 tokens need none.
     ///
-    /// They follow from B, T or the `total` of packed rows, heads and dims, whether there are positions or a norm, and whether v
-    /// is left there too: where it is convolved or f32, or a view of q, k, v or o is not 16-byte aligned. They grow
-    /// with each of B and T, so that the largest launch's are enough for all that are alike in the rest.
+    /// The size depends on B, T or the `total` of packed rows, heads and dims, and on whether there are positions or a norm. It is larger
+    /// if v is stored in the workspace too: if v is convolved or f32, or if a view of q, k, v or o is not 16-byte aligned. It grows with B
+    /// and with T, so that the size for the largest launch is enough for all launches that are otherwise alike.
     ///
     /// # Errors
-    /// As [`Work::variants`]'s.
+    /// The errors of [`Work::variants`].
     fn workspace_bytes(&self) -> Result<usize, Error> {
         let request = self.request();
         let problem = request.check()?;
         Ok(problem.workspace_bytes_anywhere(&request.lengths()) as usize)
     }
 
-    /// Addresses and sizes, as a kernel takes them; of a prefill what these begin with: all are [`Recipe::params`].
+    /// Addresses and sizes, as a kernel takes them. Of a prefill this is only the beginning of the parameter; [`Recipe::params`] is the
+    /// whole.
     fn params(&self) -> LayerParams {
         *self.request().params()
     }
 
-    /// Checks the arguments, and says how to launch them by other means than [`Library`](crate::Library), on an H200 or
-    /// another GPU of compute capability 9.0 or newer with about as many multiprocessors.
+    /// Checks the arguments, and returns how to launch them without a [`Library`](crate::Library), on an H200 or on another GPU of compute
+    /// capability 9.0 or newer with about as many multiprocessors.
     ///
     /// # Errors
-    /// As [`Work::variants`]'s; [`Error::Memory`] for a tensor in host memory.
+    /// The errors of [`Work::variants`]; [`Error::Memory`] for a tensor in host memory.
     fn recipe(&self) -> Result<Recipe, Error> {
         self.request().recipe(MEASURED_ON)
     }
 
-    /// [`Work::recipe`] for a GPU of so many multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`) and this compute
-    /// capability: which tile is fast depends on how often the blocks fill it, and clusters of blocks came with 9.0.
+    /// [`Work::recipe`] for a GPU with this number of multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`) and this compute
+    /// capability. The fastest tile depends on how often the blocks fill the GPU; clusters of blocks need 9.0.
     ///
     /// # Errors
-    /// As [`Work::recipe`]'s.
+    /// The errors of [`Work::recipe`].
     fn recipe_for(
         &self,
         multiprocessors: u32,
@@ -99,7 +100,7 @@ pub trait Work: sealed::Work {
 
 impl<W: sealed::Work> Work for W {}
 
-/// Numbers and kernels of a launch of the arguments.
+/// Numbers and kernels of a launch.
 impl Request<'_> {
     /// See [`Work::recipe`](super::Work::recipe).
     pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
@@ -108,7 +109,7 @@ impl Request<'_> {
         let lengths = self.lengths();
         problem.check_workspace(&lengths, self.get(Argument::Workspace))?;
         let entry = problem.entry(&lengths, gpu)?;
-        // Who launches by itself has no library to take what is not proved.
+        // A caller that launches without a library has not opted in to unproved kernels.
         if !entry.is_proved() {
             return Err(unproved(entry));
         }
@@ -117,13 +118,13 @@ impl Request<'_> {
         Ok(Recipe::new(launches, self.parameter()))
     }
 
-    /// The variant that a launch takes.
+    /// The variant that a launch selects on the measured GPU.
     pub(crate) fn selected(&self) -> Result<Entry, Error> {
         let problem = self.check_on(MEASURED_ON)?;
         problem.entry(&self.lengths(), MEASURED_ON)
     }
 
-    /// Bytes that a launch must move where every row is active and full.
+    /// Number of bytes that a launch must move if every row is active and full.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
         let problem = self.check()?;
         let (rows, tokens) = (u64::from(self.batch()), self.tokens());
@@ -156,10 +157,10 @@ impl Request<'_> {
         let windows = self.windows().map_or(0, |[read, _]| {
             let taps = u64::from(problem.constants.taps);
             let (window, of_each_token) = (taps - 1, self.has(Argument::WindowSnapshots));
-            // With token slots, a window without its oldest input, and the row's own.
+            // With token slots a row writes its window without the oldest input, and its own inputs.
             let in_slots = match (self.has(Argument::TokenSlots), self.pending) {
                 (true, _) => rows * (window - 1) + tokens,
-                // They move, whether a state is written or not, but for drafts.
+                // Windows are written in every step, even if the state is not, except with a ring of inputs.
                 (false, Some(pending)) if pending.inputs.is_none() => rows * window,
                 (false, _) => final_ones * window,
             };

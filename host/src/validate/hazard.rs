@@ -1,33 +1,33 @@
-//! States that are read and written by rows that nothing orders.
+//! Hazards: states that one row writes and another row reads or writes, without an order between them.
 
 use std::fmt;
 
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// A row's use of a state.
+/// Access of a row to a state or a window.
 #[derive(Clone, Copy)]
 pub struct Access {
-    /// Addresses from here
+    /// First address.
     start: u64,
-    /// up to here.
+    /// Address after the last one.
     end: u64,
     place: Place,
 }
 
-/// A state, and who uses it.
+/// Location of an access, for messages.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub tensor: &'static str,
-    /// Slot of a pool, or the number of a snapshot, of a state or of a window.
+    /// Slot of a pool, or number of a snapshot.
     pub index: usize,
     pub row: usize,
-    /// The token that the state follows, where that is not the last.
+    /// Token after which the state is written. `None`: the last one.
     pub token: Option<usize>,
 }
 
 impl Access {
-    /// Of `len` elements of `tensor`.
+    /// Access to `len` elements of `tensor`, from element `first` on.
     pub fn new(tensor: &Tensor<'_>, first: usize, len: usize, place: Place) -> Self {
         let address =
             |element: usize| tensor.address() + (element * tensor.dtype().size_of()) as u64;
@@ -38,7 +38,7 @@ impl Access {
         }
     }
 
-    /// Whether both are of the same state.
+    /// Says whether both accesses are to the same state.
     pub fn is_of(&self, other: &Self) -> bool {
         (self.start, self.end) == (other.start, other.end)
     }
@@ -48,7 +48,7 @@ impl Access {
     }
 }
 
-/// All uses of states, or of windows.
+/// All accesses to states, or all to windows.
 #[derive(Default)]
 pub struct Accesses {
     reads: Vec<Access>,
@@ -64,10 +64,10 @@ impl Accesses {
         self.writes.push(access);
     }
 
-    /// No state is written twice, and none is written by another row than reads it.
+    /// Checks that no state is written twice, and that no state is written by one row and read by another.
     pub fn check(mut self) -> Result<(), Error> {
         self.writes.sort_by_key(|access| access.start);
-        // Where any two overlap, the first of them and its neighbour do.
+        // In order of addresses, if any two overlap, then two neighbours do.
         for pair in self.writes.windows(2) {
             if pair[0].overlaps(&pair[1]) {
                 let mut places = [pair[0].place, pair[1].place];

@@ -1,4 +1,4 @@
-//! The index tensors of a launch, read on the host, and the tensors that their numbers are of.
+//! The index tensors of a launch, copied to the host, and the tensors that they index.
 
 use std::ptr;
 use std::slice;
@@ -10,37 +10,37 @@ use crate::step::{Argument, Request, TENSORS, Unit};
 use crate::stream::StreamRef;
 use crate::tensor::DType;
 
-/// Everything that says where states start and go.
+/// Numbers and tensors that determine which states and windows a launch reads and writes.
 pub struct Indices<'a> {
-    /// B
+    /// B, the number of rows.
     pub rows: usize,
-    /// T; 0 for a commit.
+    /// T, the largest number of new tokens of a row; 0 for a commit.
     pub tokens: usize,
-    /// Tokens of packed tensors.
+    /// Number of tokens in packed tensors; 0 for dense ones.
     pub total: usize,
-    /// T'
+    /// T', the number of previous tokens of a row.
     pub previous_tokens: usize,
-    /// Whether the state after a row's last, or last kept, token goes to the write slot.
+    /// Whether the state after a row's last (or last kept) token goes to the write slot.
     pub writes_final: bool,
     pub null_slot: Option<u32>,
     pub pool: Named<'a>,
-    /// The pool that is written.
+    /// Pool that is written.
     pub write_pool: Named<'a>,
     pub snapshots: Option<Named<'a>>,
-    /// The windows of a convolution, and those that are written: of as many slots as the pools.
+    /// Windows that are read, and windows that are written. Each has as many slots as its pool.
     pub windows: Option<[Named<'a>; 2]>,
-    /// The windows after every token.
+    /// Windows after every token.
     pub window_snapshots: Option<Named<'a>>,
-    /// Tokens from one checkpoint to the next.
+    /// Number of tokens between checkpoints.
     pub every: usize,
-    /// The most tokens that are pending, and entries of a ring.
+    /// N, the largest number of pending tokens, and R, the number of entries of a ring.
     pub ring: [usize; 2],
-    /// By [`Argument`].
+    /// Contents of the index tensors, by [`Argument`].
     numbers: [Option<Vec<i64>>; TENSORS],
 }
 
 impl<'a> Indices<'a> {
-    /// Checks `request` as a launch would, waits for what `stream` still has to do to the index tensors, and reads them.
+    /// Checks `request` as a launch would, waits until `stream` has finished writing the index tensors, and reads them.
     pub fn of(
         library: &Library,
         stream: StreamRef<'_>,
@@ -58,7 +58,7 @@ impl<'a> Indices<'a> {
         let tokens = match (problem.is_chunked(), request.has(Argument::CuSeqlens)) {
             (false, _) => problem.constants.tokens as usize,
             (true, false) => request.most_tokens(),
-            // More than there are say nothing.
+            // T above `total` is only a hint.
             (true, true) => request.most_tokens().min(total),
         };
         Ok(Self {
@@ -79,13 +79,13 @@ impl<'a> Indices<'a> {
         })
     }
 
-    /// The numbers of an index tensor, where there is one.
+    /// Contents of an index tensor. `None` if it is not given.
     pub fn numbers(&self, argument: Argument) -> Option<&[i64]> {
         self.numbers[argument as usize].as_deref()
     }
 }
 
-/// Waits for what `stream` still has to do to the indices.
+/// Waits until `stream` has finished writing the index tensors.
 fn wait(library: &Library, stream: StreamRef<'_>) -> Result<(), Error> {
     let Some(context) = library.context() else {
         return Ok(());
@@ -95,7 +95,7 @@ fn wait(library: &Library, stream: StreamRef<'_>) -> Result<(), Error> {
     unsafe { context.driver().stream_synchronize(stream.raw()) }
 }
 
-/// The numbers of an index tensor, `[B]` or `[B, T]`, whose rows have no gaps.
+/// Reads an index tensor, `[B]` or `[B, T]`, whose rows have no gaps.
 fn read(library: &Library, indices: Named<'_>) -> Result<Vec<i64>, Error> {
     library.check_memory(&[Some(indices)], |_| false)?;
     let tensor = indices.tensor;
@@ -121,18 +121,18 @@ fn read(library: &Library, indices: Named<'_>) -> Result<Vec<i64>, Error> {
     Ok(numbers(&bytes, tensor.dtype()))
 }
 
-/// Copies what lies at `address`, in the memory of `library`'s tensors: that of a tensor, by the callers.
+/// Copies the bytes at `address` to `to`. They belong to a tensor in the memory of `library`, which the caller ensures.
 fn copy(library: &Library, address: u64, to: &mut [u8]) -> Result<(), Error> {
     match library.context() {
         Some(context) => {
             let _current = context.enter()?;
             let driver = context.driver();
-            // SAFETY: whoever made the tensor promised that it lies there; `to` has that many bytes.
+            // SAFETY: the creator of the tensor promised that its elements are at this address; `to` has the length of the copy.
             unsafe { driver.memcpy_dtoh(to.as_mut_ptr().cast(), address, to.len()) }
         }
         None => {
             let from = ptr::with_exposed_provenance::<u8>(address as usize);
-            // SAFETY: the tensor borrows this memory of the host, whose address was exposed when it was made.
+            // SAFETY: the tensor borrows this host memory; its address was exposed when the tensor was created.
             to.copy_from_slice(unsafe { slice::from_raw_parts(from, to.len()) });
             Ok(())
         }

@@ -1,4 +1,4 @@
-//! What each row does, by the rules of the kernels.
+//! The behaviour of each row, by the rules of the kernels.
 
 use super::hazard::{Access, Accesses, Place};
 use super::indices::Indices;
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::shapes::Named;
 use crate::step::Argument;
 
-/// What rows read and write.
+/// All accesses of the rows to states and windows.
 #[derive(Default)]
 pub struct Uses {
     states: Accesses,
@@ -15,18 +15,18 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// See [`Accesses::check`].
+    /// Checks states and windows: see [`Accesses::check`].
     pub fn check(self) -> Result<(), Error> {
         self.states.check()?;
         self.windows.check()
     }
 }
 
-/// A dead index and its tensor.
+/// An index that makes its row inactive: the name of its tensor and its value.
 type Dead = (&'static str, i64);
 
 impl Indices<'_> {
-    /// What the rows do, and the states that they read and write.
+    /// The report of the rows, and their accesses to states and windows.
     pub fn rows(&self) -> Result<(IndexReport, Uses), Error> {
         let mut report = IndexReport {
             rows: self.rows,
@@ -61,17 +61,17 @@ impl Indices<'_> {
         Ok((report, uses))
     }
 
-    /// Whether there are previous tokens.
+    /// Says whether the launch has previous tokens.
     fn has_previous(&self) -> bool {
         self.previous_tokens > 0
     }
 
-    /// Whether there are none but pending ones.
+    /// Says whether the launch is a flush: pending tokens and no new ones.
     fn is_flush(&self) -> bool {
         self.numbers(Argument::PendingLen).is_some() && self.tokens == 0
     }
 
-    /// So many tokens of row `b` may be pending, from there on.
+    /// Checks that the pending tokens of row `b` are a valid range of its ring.
     fn check_pending(&self, b: usize, is_fresh: bool) -> Result<(), Dead> {
         let [most, entries] = self.ring.map(|n| n as i64);
         if let Some(len) = self.numbers(Argument::PendingLen)
@@ -85,7 +85,7 @@ impl Indices<'_> {
         }
     }
 
-    /// Tokens came before, or none.
+    /// Checks that positions are not negative.
     fn check_positions(&self) -> Result<(), Error> {
         let positions = self
             .numbers(Argument::Positions)
@@ -103,7 +103,7 @@ impl Indices<'_> {
         }
     }
 
-    /// The entries of row `b`, which has so many tokens, each after its token.
+    /// The checkpoints of row `b`, which has `tokens` tokens: for each, the token that it follows and its slot.
     fn checkpoints(&self, b: usize, tokens: usize) -> impl Iterator<Item = (usize, i64)> {
         let slots = self.numbers(Argument::CheckpointSlots).unwrap_or_default();
         let of_row = slots.len() / self.rows.max(1);
@@ -116,7 +116,7 @@ impl Indices<'_> {
         ends.map(|end| end - 1).zip(slots)
     }
 
-    /// Bounds rise from 0 within the tensors, by at most T a row.
+    /// Checks that bounds start at 0, never decrease, stay within the tensors, and give no row more than T tokens.
     fn check_bounds(&self, bounds: &[i64]) -> Result<(), Error> {
         let mut last = 0;
         for (position, &bound) in bounds.iter().enumerate() {
@@ -143,7 +143,7 @@ impl Indices<'_> {
         Ok(())
     }
 
-    /// Adds the accesses of row `b`, which has so many tokens, or is empty; how many of its stores are skipped, or what makes it
+    /// Adds the accesses of row `b`, which has `tokens` tokens. Returns the number of its skipped stores, or the index that makes it
     /// inactive.
     fn row(&self, b: usize, tokens: usize, is_empty: bool, uses: &mut Uses) -> Result<usize, Dead> {
         let (mut skipped, accesses) = (0, &mut uses.states);
@@ -160,7 +160,7 @@ impl Indices<'_> {
             } else {
                 Some(self.token_start(b, slots)?)
             };
-            // Of the first token, whichever the state starts from.
+            // The window is in the slot of the first token, from whichever slot the state starts.
             let window = match self.windows {
                 Some(of) => {
                     let [read, written] = of.map(|windows| self.slot(slots[0], windows));
@@ -204,7 +204,7 @@ impl Indices<'_> {
             }
             self.check_pending(b, is_fresh)?;
             let end = self.slot(write, self.write_pool);
-            // The slot that would be written is looked at, since that to read is not.
+            // A fresh row ignores its read slot, so that its write slot is checked here.
             if is_fresh && end.is_none() {
                 return Err((write_name, write));
             }
@@ -247,8 +247,8 @@ impl Indices<'_> {
         Ok(skipped)
     }
 
-    /// Adds the accesses of row `b`, whose state and window go as they are from the slot that it starts from, unless it is
-    /// fresh, to another: in place nothing is touched.
+    /// Adds the accesses of row `b` without tokens. Its state and window are copied from `start` (or are zeros if the row is fresh) to
+    /// `end`. In place nothing is touched.
     fn carry(&self, b: usize, (start, end): (Option<usize>, usize), uses: &mut Uses) {
         let of = |accesses: &mut Accesses, pools: [Named<'_>; 2], access: AccessOf| {
             let write = access(pools[1], end, b, None);
@@ -266,7 +266,7 @@ impl Indices<'_> {
         }
     }
 
-    /// The one of its token slots that row `b` starts from.
+    /// The token slot that row `b` starts from.
     fn token_start(&self, b: usize, slots: &[i64]) -> Result<usize, Dead> {
         let accepted = self
             .numbers(Argument::Accepted)
@@ -277,7 +277,7 @@ impl Indices<'_> {
         self.slot(start, self.pool).ok_or(("token_slots", start))
     }
 
-    /// The slot of `pool` that an index names, unless it is dead.
+    /// The slot of `pool` for an index. `None` if it is out of range or the null slot.
     fn slot(&self, index: i64, pool: Named<'_>) -> Option<usize> {
         let slot = usize::try_from(index).ok()?;
         let is_null = self.null_slot.is_some_and(|null| i64::from(null) == index);
@@ -285,10 +285,10 @@ impl Indices<'_> {
     }
 }
 
-/// Of a slot, by a row, after a token where that is not the last.
+/// Function from a tensor, a slot, a row and a token (`None`: the last one) to the access.
 type AccessOf = fn(Named<'_>, usize, usize, Option<usize>) -> Access;
 
-/// Of the state in `slot`.
+/// Access to the state in `slot`.
 fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -> Access {
     let state = pool.tensor.dims()[1..].iter().product();
     Access::new(
@@ -304,8 +304,8 @@ fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -
     )
 }
 
-/// Of the window in `slot`: of the elements that its strides span, or, where those of other slots lie between them, of
-/// the first.
+/// Access to the window in `slot`. It covers all elements that the window spans or, if windows of other slots lie between them, the first
+/// element.
 fn window_access(windows: Named<'_>, slot: usize, row: usize, token: Option<usize>) -> Access {
     let step = windows.tensor.strides()[0];
     let place = Place {
@@ -318,8 +318,8 @@ fn window_access(windows: Named<'_>, slot: usize, row: usize, token: Option<usiz
     Access::new(windows.tensor, slot * step, len, place)
 }
 
-/// Elements that a window spans, whose channels are dim `channels`, or 1 where the next one, `step` elements on, is not
-/// behind it.
+/// Number of elements that a window spans, whose channels are dim `channels`. 1 if the span is larger than `step`, the distance to the next
+/// window.
 fn window_len(windows: Named<'_>, channels: usize, step: usize) -> usize {
     let (dims, strides) = (windows.tensor.dims(), windows.tensor.strides());
     let last: usize = (channels..dims.len())
@@ -328,7 +328,7 @@ fn window_len(windows: Named<'_>, channels: usize, step: usize) -> usize {
     if step > last { last + 1 } else { 1 }
 }
 
-/// Of the window after token `t` of row `b`, as [`window_access`]'s.
+/// Access to the window after token `t` of row `b`, with the extent of [`window_access`].
 fn window_snapshot_access(snapshots: Named<'_>, b: usize, t: usize) -> Access {
     let (dims, strides) = (snapshots.tensor.dims(), snapshots.tensor.strides());
     let apart = (0..2).filter(|&dim| dims[dim] > 1).map(|dim| strides[dim]);
@@ -343,7 +343,7 @@ fn window_snapshot_access(snapshots: Named<'_>, b: usize, t: usize) -> Access {
     Access::new(snapshots.tensor, first, len, place)
 }
 
-/// Of the state after token `t` of row `b`.
+/// Access to the state after token `t` of row `b`.
 fn snapshot_access(snapshots: Named<'_>, b: usize, t: usize) -> Access {
     let (dims, strides) = (snapshots.tensor.dims(), snapshots.tensor.strides());
     Access::new(

@@ -75,7 +75,7 @@ fn refused(work: &dyn Work, message: &str) {
     assert_eq!(validate(work).unwrap_err().to_string(), message);
 }
 
-/// (active, inactive as row, tensor and index)
+/// Checks that `work` is accepted, with this number of active rows and these inactive rows: (row, tensor, index).
 #[track_caller]
 fn accepted(work: &dyn Work, active: usize, inactive: &[(usize, &str, i64)]) -> IndexReport {
     let report = validate(work).unwrap();
@@ -133,7 +133,7 @@ fn two_rows_that_write_a_slot_are_refused() {
     refused(&decode(states), message);
     let states = states.write_pool(pool());
     refused(&decode(states), &message.replace("pool", "write_pool"));
-    // No hazard where one of them is inactive.
+    // No hazard if one of the rows is inactive.
     let states = states.slots(ints(&[0, 1, -1]));
     accepted(&decode(states), 2, &[(2, "read_slots", -1)]);
 }
@@ -144,7 +144,7 @@ fn a_slot_that_one_row_reads_and_another_writes_is_refused() {
     let message =
         "row 1 reads slot 1 of pool, and row 0 writes slot 1 of pool: nothing orders them";
     refused(&decode(states), message);
-    // Another pool is another state; the same memory under another name is not.
+    // Another pool has other states. The same memory under another name does not.
     accepted(&decode(states.write_pool(pool())), 3, &[]);
     let states = states.write_pool(states.pool.narrow(0, 1, SLOTS - 1).unwrap());
     accepted(&decode(states.write_slots(ints(&[4, 3, 1]))), 3, &[]);
@@ -192,7 +192,7 @@ fn token_slots_are_checked_one_by_one() {
     );
 }
 
-/// Rows of token slots may lie apart.
+/// The rows of token slots may have a stride.
 #[test]
 fn a_row_stride_is_minded() {
     let wide = tensor(vec![0, 1, 77, 2, 3, 77, 4, 5, 77], &[ROWS, 3]);
@@ -201,7 +201,7 @@ fn a_row_stride_is_minded() {
     assert_eq!(report.skipped_stores, 0);
 }
 
-/// A decode after a convolution, whose windows are `windows` and go to `written` where that is given.
+/// A decode after a convolution. Windows are read from `windows`, and written to `written` if it is given.
 fn convolved(
     states: impl Into<States<'static>>,
     windows: Tensor<'static>,
@@ -215,7 +215,7 @@ fn convolved(
     step
 }
 
-/// States that go to another pool do not race; the windows that stay where they are do.
+/// States in another pool do not race, but windows that stay in place do.
 #[test]
 fn windows_race_as_states_do() {
     let windows = || floats(&[SLOTS, 3 * DIM, 3]);
@@ -236,7 +236,7 @@ fn windows_race_as_states_do() {
         3,
         &[],
     );
-    // The same memory under another name.
+    // The same memory under another name is a race.
     let both = windows();
     refused(
         &convolved(crossed, both, Some(both)),
@@ -245,7 +245,7 @@ fn windows_race_as_states_do() {
     let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
     accepted(&convolved(shared, both, None), 3, &[]);
 
-    // Token-major, and with the windows of other slots between the channels of one.
+    // Token-major windows, and windows with those of other slots between their channels.
     for strides in [[9 * DIM, 1, 3 * DIM], [3, 3 * SLOTS, 1]] {
         let windows = windows().with_strides(&strides).unwrap();
         accepted(
@@ -275,7 +275,7 @@ fn fresh_rows_have_no_slot_to_read() {
         2,
         &[(0, "read_slots", -1)],
     );
-    // What nobody reads may be written by another row.
+    // A slot that no row reads may be written by another row.
     accepted(&fresh(slots(&[1, 1, 3], &[0, 1, 2])), 3, &[]);
     refused(
         &fresh(slots(&[0, 1, 2], &[3, 3, 2])),
@@ -338,7 +338,7 @@ fn bounds_rise_from_0_within_the_tensors() {
     }
 }
 
-/// It reads and writes as any row does, but in place it touches nothing.
+/// A row without tokens reads and writes as any row does, but touches nothing in place.
 #[test]
 fn a_row_without_tokens_carries_its_state() {
     let step = |read, write| step([1, 5], slots(read, write)).packed(ints(&[0, 2, 2, 4]), TOKENS);
@@ -391,7 +391,7 @@ fn convolved_tokens(
     step
 }
 
-/// It is that of the first token, whichever the state starts from.
+/// A row's window is in the slot of its first token, from whichever slot its state starts.
 #[test]
 fn a_window_has_one_of_the_token_slots() {
     let step = |slots, accepted: [i32; ROWS]| {
@@ -400,7 +400,7 @@ fn a_window_has_one_of_the_token_slots() {
     };
     let report = accepted(&step([0, -1, 2, 3, 4, 5], [1, 2, 1]), 3, &[]);
     assert_eq!(report.skipped_stores, 1);
-    // A row that starts from another slot wants the first all the same.
+    // A row that starts from another slot still needs the first one.
     accepted(
         &step([-1, 1, 2, 3, SLOTS as i32, 5], [2, 2, 2]),
         1,
@@ -413,14 +413,14 @@ fn a_window_has_one_of_the_token_slots() {
         2,
         &[(0, "accepted", 3)],
     );
-    // What an inactive row would read may be written.
+    // A slot that only an inactive row would read may be written.
     accepted(
         &step([-1, 2, 2, 3, 4, 5], [2, 1, 1]),
         2,
         &[(0, "token_slots", -1)],
     );
 
-    // Nor is a slot there that the windows to write have not.
+    // A slot that `write_windows` does not have makes the row inactive too.
     let small = |slots| floats(&[slots, 3 * DIM, 4]);
     let states = token_slots([0, 1, 3, 2, 4, 5]).write_pool(floats(&[3, 1, DIM, DIM]));
     let one = convolved_tokens(states, 4, Some(small(3)));
@@ -429,12 +429,12 @@ fn a_window_has_one_of_the_token_slots() {
     accepted(&fresh, 1, &[(1, "token_slots", 3), (2, "token_slots", 4)]);
     fresh = step([0, 1, 2, 3, 4, -1], [9, 0, 2]).fresh(ints(&[1, 1, 0]));
     accepted(&fresh, 2, &[(2, "token_slots", -1)]);
-    // Without a convolution a fresh row wants none.
+    // Without a convolution a fresh row needs no first slot.
     let states = token_slots([-1, 1, 2, 3, 4, 5]).accepted(ints(&[9, 1, 1]));
     accepted(&verify(states).fresh(ints(&[1, 0, 0])), 3, &[]);
     accepted(&verify(states), 2, &[(0, "accepted", 9)]);
 
-    // Of other pools, that to read and that to write are two.
+    // The slot of a pool to read and the same slot of a pool to write are two states.
     let states = token_slots([0, 1, 2, 3, 4, 5]).write_pool(pool());
     accepted(&convolved_tokens(states, 4, Some(small(SLOTS))), 3, &[]);
     let shared = token_slots([1, 0, 1, 2, 3, 4]).write_pool(pool());
@@ -471,7 +471,7 @@ fn a_window_of_a_resume_and_a_commit_races_as_its_state_does() {
     };
     refused(&resume(crossed), message);
     accepted(&resume(split(&[0, 1, 2], &[0, 1, 2])), 3, &[]);
-    // A fresh row's keep is looked at.
+    // `keep` of a fresh row is checked.
     let fresh = resume(split(&[-1, 1, 2], &[0, 1, 2])).fresh(ints(&[1, 0, 0]));
     accepted(&fresh, 3, &[]);
 }
@@ -500,17 +500,17 @@ fn window_snapshots_over_the_windows_are_refused() {
         "row 2 reads slot 2 of windows, and row 0 writes window 0 of window_snapshots after token 0: \
          nothing orders them",
     );
-    // Token by token of all rows.
+    // Token-major snapshots.
     let apart = floats(&[ROWS, TOKENS, channels, 3]);
     let swapped = apart.with_strides(&[window, ROWS * window, 3, 1]).unwrap();
     accepted(&step(windows, swapped), 3, &[]);
-    // With those of other tokens between the inputs of one.
+    // Snapshots with those of other tokens between the inputs of one.
     let between = swapped
         .with_strides(&[1, ROWS, ROWS * TOKENS * 3, ROWS * TOKENS])
         .unwrap();
     accepted(&step(windows, between), 3, &[]);
 
-    // With token slots, of which rows 0 to 2 have windows in the first, the third and the fifth.
+    // With token slots. Rows 0 to 2 have windows in the first, third and fifth slot.
     let all = floats(&[SLOTS + ROWS * TOKENS, channels, 4]);
     let per_token = |first: usize| {
         let mut step = convolved_tokens(token_slots([0, 1, 2, 3, 4, 5]), 4, None);
@@ -531,13 +531,13 @@ fn window_snapshots_over_the_windows_are_refused() {
     );
 }
 
-/// Three rows of `tokens` tokens; row b has slot b.
+/// Three rows of `tokens` tokens. Row b has slot b.
 fn prefill(tokens: usize) -> Gdn<'static> {
     let chunked = Options::default().formulation(crate::step::Formulation::Chunked);
     step([ROWS, tokens], update()).options(chunked)
 }
 
-/// One slot a row, after every 64 tokens, of rows of 60 that go on after so many.
+/// One checkpoint slot per row, every 64 tokens, for rows of 60 tokens after `positions` tokens.
 fn checkpoints(positions: &[i32], slots: &[i32]) -> Gdn<'static> {
     let slots = tensor(slots.to_vec(), &[ROWS, slots.len() / ROWS]);
     prefill(60)
@@ -573,8 +573,7 @@ fn rows_of_a_prefill_are_of_any_length() {
     );
 }
 
-/// Which entries are taken follows from positions: row 0 comes to no multiple of 64, row 1 to one at its fourth token,
-/// row 2 to one at its last.
+/// Positions decide which entries are used: row 0 reaches no multiple of 64, row 1 reaches one at its fourth token, row 2 at its last.
 #[test]
 fn slots_of_checkpoints_are_those_of_no_other_store() {
     let at = [0, 60, 4];
@@ -582,7 +581,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
     assert_eq!(report.skipped_stores, 0);
     let report = accepted(&checkpoints(&at, &[0, -1, 6]), 3, &[]);
     assert_eq!(report.skipped_stores, 2);
-    // Entries beyond the multiples are not looked at.
+    // Entries after the last multiple are not checked.
     accepted(&checkpoints(&at, &[0, 0, 4, 0, 5, 0]), 3, &[]);
     refused(
         &checkpoints(&at, &[0, 4, 4]),
@@ -596,7 +595,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
         &checkpoints(&at, &[0, 1, 5]),
         "row 1 writes slot 1 of pool, and row 1 writes slot 1 of pool after token 3: nothing orders them",
     );
-    // What another row starts from.
+    // The slot that another row starts from.
     let states = slots(&[0, 1, 3], &[0, 1, 2]);
     let step = Gdn {
         states: states.into(),
@@ -606,7 +605,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
         &step,
         "row 2 reads slot 3 of pool, and row 1 writes slot 3 of pool after token 3: nothing orders them",
     );
-    // A row that is inactive has none.
+    // An inactive row has no checkpoints.
     let step = Gdn {
         states: slots(&[0, -1, 2], &[0, 1, 2]).into(),
         ..checkpoints(&at, &[0, 2, 5])
@@ -621,7 +620,7 @@ fn windows_of_checkpoints_are_written_where_states_are() {
         let x = floats(&[ROWS, 60, channels]);
         Inputs::conv(Convolution::new(x, 1, floats(&[channels, 4]), windows))
     };
-    // Slots of windows that overlap where those of states do not: of a stride of 0.
+    // Slots of windows overlap (stride 0) while slots of states do not.
     let step = Gdn {
         inputs: conv(floats(&[SLOTS, channels, 3])),
         ..checkpoints(&[0, 60, 4], &[0, 4, 5])
@@ -634,7 +633,7 @@ fn windows_of_checkpoints_are_written_where_states_are() {
     assert!(validate(&step).is_err());
 }
 
-/// Decodes of rows whose states wait, with up to 4 tokens pending in rings of 6 entries.
+/// Decodes with deferred write-back: up to 4 pending tokens, rings of 6 entries.
 fn waiting(slots: &[i32], len: &[i32], base: &[i32]) -> Gdn<'static> {
     let rings = [
         floats(&[SLOTS, 1, 6, DIM]),
@@ -653,7 +652,7 @@ fn rows_whose_ring_has_no_such_entry_are_reported() {
     let rows = waiting(&[0, 1, 2], &[4, 0, 0], &[6, 5, -1]);
     let dead = [(0, "pending base", 6), (2, "pending base", -1)];
     accepted(&rows, 1, &dead);
-    // Nothing is pending of a fresh row, whatever its number says.
+    // A fresh row has no pending tokens, whatever its `len` says.
     let rows = waiting(&[0, 1, 2], &[9, 9, 4], &[0, 0, 0]).fresh(ints(&[1, 0, 1]));
     accepted(&rows, 2, &[(1, "pending len", 9)]);
     let flush = Flush::new(

@@ -1,22 +1,22 @@
-//! Gates: the one thing in which the operators differ.
+//! Gates: decay and beta, the one thing in which the operators differ.
 
 use gated_delta_kernels::step::Gate;
 
 use crate::tensor::Tensor;
 
-/// Factor of sigmoid(b).
+/// Factor of sigmoid(b) in β.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BetaScale {
-    /// β in (0, 1).
+    /// Factor 1: β in (0, 1).
     #[default]
     One,
-    /// β in (0, 2): states may have negative eigenvalues (OLMo-Hybrid).
+    /// Factor 2: β in (0, 2), so that states may have negative eigenvalues (OLMo-Hybrid).
     Two,
 }
 
 impl BetaScale {
-    /// The number.
+    /// The factor as a number.
     #[must_use]
     pub const fn factor(self) -> f32 {
         match self {
@@ -34,32 +34,32 @@ impl BetaScale {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum GdnGates<'a> {
-    /// Computed in the kernel: log decay −exp(A_log) · softplus(a + dt_bias), β = sigmoid(b) · beta_scale.
+    /// Raw projections. The kernel computes the log decay −exp(A_log) · softplus(a + dt_bias), and β = sigmoid(b) · beta_scale.
     #[non_exhaustive]
     Raw {
-        /// `[B, T, HV]`, bf16, f16 or f32.
+        /// Projection `[B, T, HV]` of the decay, bf16, f16 or f32.
         a: Tensor<'a>,
-        /// `[B, T, HV]`, bf16, f16 or f32.
+        /// Projection `[B, T, HV]` of β, bf16, f16 or f32.
         b: Tensor<'a>,
-        /// `[HV]`, f32.
+        /// A_log `[HV]`, f32.
         a_log: Tensor<'a>,
-        /// `[HV]`, f32.
+        /// Bias `[HV]` of `a`, f32.
         dt_bias: Tensor<'a>,
         /// Factor of sigmoid(b).
         beta_scale: BetaScale,
     },
-    /// Given by the caller.
+    /// Log decays and betas, computed by the caller.
     #[non_exhaustive]
     Given {
-        /// Log decay, `[B, T, HV]`, bf16, f16 or f32.
+        /// Log decays `[B, T, HV]`, bf16, f16 or f32.
         g: Tensor<'a>,
-        /// `[B, T, HV]`, bf16, f16 or f32.
+        /// Betas `[B, T, HV]`, bf16, f16 or f32.
         beta: Tensor<'a>,
     },
 }
 
 impl<'a> GdnGates<'a> {
-    /// Computed in the kernel, of `a` and `b` `[B, T, HV]`, `a_log` and `dt_bias` `[HV]` (f32); β in (0, 1).
+    /// Gates that the kernel computes from `a` and `b` `[B, T, HV]`, and `a_log` and `dt_bias` `[HV]` (f32). β is in (0, 1).
     #[must_use]
     pub fn raw(a: Tensor<'a>, b: Tensor<'a>, a_log: Tensor<'a>, dt_bias: Tensor<'a>) -> Self {
         Self::Raw {
@@ -71,13 +71,13 @@ impl<'a> GdnGates<'a> {
         }
     }
 
-    /// Log decay and β, each `[B, T, HV]`.
+    /// Gates given as log decays and betas, each `[B, T, HV]`.
     #[must_use]
     pub fn given(g: Tensor<'a>, beta: Tensor<'a>) -> Self {
         Self::Given { g, beta }
     }
 
-    /// With another factor of sigmoid(b) than one; given gates have none.
+    /// Sets the factor of sigmoid(b), by default one. No effect on given gates.
     #[must_use]
     pub fn beta_scale(mut self, scale: BetaScale) -> Self {
         if let Self::Raw { beta_scale, .. } = &mut self {
@@ -91,19 +91,19 @@ impl<'a> GdnGates<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct KdaGates<'a> {
-    /// `[B, T, HV, K]`, bf16, f16 or f32: the log decay of every key channel, or what it is computed from. Strides of
-    /// rows, tokens and heads are free.
+    /// Log decays `[B, T, HV, K]` of every key channel, or the numbers that they are computed from (see `kind`): bf16, f16 or f32. Strides
+    /// of rows, tokens and heads are free.
     pub g: Tensor<'a>,
-    /// What `g` is.
+    /// Function from `g` to the log decay.
     pub kind: KdaDecay<'a>,
-    /// `[B, T, HV]`, bf16, f16 or f32: β or its logit. Strides of rows and tokens are free.
+    /// β `[B, T, HV]` or its logit (see `beta_kind`), bf16, f16 or f32. Strides of rows and tokens are free.
     pub beta: Tensor<'a>,
-    /// What `beta` is.
+    /// Function from `beta` to β.
     pub beta_kind: KdaBeta,
 }
 
 impl<'a> KdaGates<'a> {
-    /// `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, and what they are.
+    /// Creates gates from `g` `[B, T, HV, K]` and `beta` `[B, T, HV]`, and the meanings of both.
     #[must_use]
     pub fn new(g: Tensor<'a>, kind: KdaDecay<'a>, beta: Tensor<'a>, beta_kind: KdaBeta) -> Self {
         Self {
@@ -115,9 +115,9 @@ impl<'a> KdaGates<'a> {
     }
 }
 
-/// What the `g` of [`KdaGates`] is.
+/// Meaning of the `g` in [`KdaGates`].
 ///
-/// `a_log` and `dt_bias` have H or HV rows, both the same, and are contiguous.
+/// `a_log` and `dt_bias` are contiguous. Both have H rows, or both have HV rows.
 #[allow(
     clippy::large_enum_variant,
     reason = "borrowed views, copied once a launch; a box would allocate"
@@ -125,34 +125,34 @@ impl<'a> KdaGates<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum KdaDecay<'a> {
-    /// The log decay.
+    /// `g` is the log decay.
     Log,
-    /// Log decay −exp(A_log) · softplus(g + dt_bias).
+    /// The log decay is −exp(A_log) · softplus(g + dt_bias).
     Softplus {
-        /// `[H]` or `[HV]`, f32.
+        /// A_log `[H]` or `[HV]`, f32.
         a_log: Tensor<'a>,
-        /// `[H, K]` or `[HV, K]`, f32; without it, 0.
+        /// Bias `[H, K]` or `[HV, K]` of `g`, f32. Default: 0.
         dt_bias: Option<Tensor<'a>>,
     },
-    /// Log decay lower_bound · sigmoid(exp(A_log) · (g + dt_bias)): a scale, not a clamp.
+    /// The log decay is lower_bound · sigmoid(exp(A_log) · (g + dt_bias)): a scale, not a clamp.
     LowerBound {
-        /// Finite, below 0.
+        /// Lower bound of the log decay: finite, below 0.
         lower_bound: f32,
-        /// `[H]` or `[HV]`, f32; without it, exp(A_log) = 1.
+        /// A_log `[H]` or `[HV]`, f32. Without it, exp(A_log) = 1.
         a_log: Option<Tensor<'a>>,
-        /// `[H, K]` or `[HV, K]`, f32; without it, 0.
+        /// Bias `[H, K]` or `[HV, K]` of `g`, f32. Default: 0.
         dt_bias: Option<Tensor<'a>>,
     },
 }
 
-/// What the `beta` of [`KdaGates`] is.
+/// Meaning of the `beta` in [`KdaGates`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KdaBeta {
-    /// β.
+    /// `beta` is β.
     #[default]
     Given,
-    /// Its logit: β = sigmoid(beta).
+    /// `beta` is the logit of β: β = sigmoid(beta).
     Logit,
 }
 
@@ -163,13 +163,13 @@ impl Gates for GdnGates<'_> {}
 impl Gates for KdaGates<'_> {}
 
 pub(crate) mod sealed {
-    /// Says what the gates are made of.
+    /// Access to the tensors and the form of gates.
     pub trait Gates {
         fn parts(&self) -> super::GateParts<'_>;
     }
 }
 
-/// Gates of any operator.
+/// Gates of any operator, as borrowed tensors and their form.
 pub struct GateParts<'a> {
     pub(crate) form: GateForm,
     /// `a` or `g`.
@@ -180,16 +180,16 @@ pub struct GateParts<'a> {
     pub(crate) dt_bias: Option<&'a Tensor<'a>>,
 }
 
-/// What gates are, besides their tensors.
+/// Form of gates: everything but their tensors.
 #[derive(Clone, Copy)]
 pub struct GateForm {
-    /// A decay for each key channel.
+    /// The decay is one per key channel (KDA), not one per head (GDN).
     pub(crate) per_channel: bool,
     pub(crate) kind: Gate,
     pub(crate) lower_bound: Option<f32>,
     pub(crate) beta_logit: bool,
     pub(crate) beta_scale: f32,
-    /// What the gate and the beta of the tokens are called, and those of previous ones.
+    /// Names of the gate and the beta of new tokens, then of previous tokens.
     pub(crate) names: &'static [&'static str; 4],
 }
 
@@ -197,7 +197,7 @@ const RAW_NAMES: &[&str; 4] = &["a", "b", "previous a", "previous b"];
 const GIVEN_NAMES: &[&str; 4] = &["g", "beta", "previous g", "previous beta"];
 
 impl GateForm {
-    /// Log decays and betas.
+    /// Form of gates that are given as log decays and betas.
     pub(crate) const fn given(per_channel: bool) -> Self {
         Self {
             per_channel,
@@ -209,7 +209,8 @@ impl GateForm {
         }
     }
 
-    /// Of no tokens: of what has left `decays` in a ring, GDN's `[P, HV, R]` or KDA's `[P, HV, R, K]`.
+    /// Form of the gates of a launch without tokens, by the operator whose steps wrote the ring `decays`: GDN's is `[P, HV, R]`, KDA's
+    /// `[P, HV, R, K]`.
     pub(crate) fn of_none(decays: &Tensor<'_>) -> Self {
         Self::given(decays.dims().len() == 4)
     }

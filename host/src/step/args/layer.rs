@@ -1,4 +1,4 @@
-//! What a layer computes around its recurrence: the convolution before it, the norm after it.
+//! The convolution before a layer's recurrence, and the norm after it.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use gated_delta_kernels::step::Activation as Code;
 use crate::shapes::{Named, named, optional};
 use crate::tensor::Tensor;
 
-/// What becomes of a sum of the convolution, and of the z of the norm.
+/// Activation function of a convolution's sum, or of the z of a norm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {
@@ -21,7 +21,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The kernels' code of it.
+    /// The kernels' code of the activation.
     pub(crate) fn code(self) -> u32 {
         (match self {
             Self::None => Code::None,
@@ -41,39 +41,39 @@ impl fmt::Display for Activation {
     }
 }
 
-/// What q, k and v are made of: the projection of a layer, and the short causal convolution of each of its channels.
+/// A layer's projection x and its short causal convolution, channel by channel. The result is q, k and v.
 ///
 /// ```text
 /// y_t[c] = act(bias[c] + Σ_j weight[c, j] · x_{t−W+1+j}[c])    j = 0 … W − 1
 /// ```
 ///
-/// D = 2·H·K + HV·V channels, those of q, of k and of v, each head by head; W taps. Nothing is rounded between: q, k and v
-/// are f32. K and V are those of the states and of `o`.
+/// There are D = 2·H·K + HV·V channels: those of q, then k, then v, each head by head. The convolution has W taps. q, k and v stay in f32,
+/// without rounding. K and V are the dims of the states and of `o`.
 ///
-/// The W − 1 inputs before a row's first token are its *window*, as they come, the oldest first. Windows are kept as states
-/// are, in pools of as many slots:
+/// The *window* of a row is the W − 1 inputs before its first token, unchanged, oldest first. Windows are kept as states are, in a tensor
+/// with as many slots as the pool:
 ///
-/// | states | a slot of `windows` | read | written |
+/// | states | shape of a slot of `windows` | read | written |
 /// |---|---|---|---|
-/// | [`States::update`](super::States::update) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the row's last token |
-/// | the same, where the states [wait](super::Step::pending) | `[D, W − 1]` | in the slot to read | there: the window after the token, whether its state is written or not; with [`inputs`](super::Pending::inputs) where a state is written, the window before the step's tokens |
-/// | the same, with previous tokens, and a [`Commit`](super::Commit) | `[D, W − 1]` | in the slot to read | in the slot to write: the window after the `keep` kept tokens |
-/// | [`States::read_only`](super::States::read_only) | `[D, W − 1]` | in the slot to read | nothing |
-/// | [`States::per_token`](super::States::per_token) | `[D, W − 2 + T]` | in slot `token_slots[b, 0]`: columns `a − 1 .. a + W − 2`, where a is `accepted[b]` | the same slot: columns `0 .. W − 2 + n` |
+/// | [`States::update`](super::States::update) | `[D, W − 1]` | the read slot | the write slot: the window after the row's last token |
+/// | the same, with [deferred write-back](super::Step::pending) | `[D, W − 1]` | the read slot | the same slot: the window after the token, in every step. With [`inputs`](super::Pending::inputs): only if the state is written, the window before the step's tokens |
+/// | the same, with previous tokens, and a [`Commit`](super::Commit) | `[D, W − 1]` | the read slot | the write slot: the window after the first `keep` tokens |
+/// | [`States::read_only`](super::States::read_only) | `[D, W − 1]` | the read slot | nothing |
+/// | [`States::per_token`](super::States::per_token) | `[D, W − 2 + T]` | slot `token_slots[b, 0]`: columns `a − 1 .. a + W − 2`, where a is `accepted[b]` | the same slot: columns `0 .. W − 2 + n` |
 ///
-/// With token slots, the columns that a row of n tokens leaves are its window without the oldest input, then x of its tokens;
-/// those behind stay as they were. A row whose first token slot is dead is inactive, whatever its others are. Besides, the
-/// window after every token may go to [`window_snapshots`](Self::window_snapshots), as states go to
-/// [`Step::snapshots`](super::Step::snapshots). A row that is fresh starts from a window of zeros.
+/// With token slots, a row of n tokens writes its window without the oldest input, then x of its tokens; later columns stay as they were. A
+/// row whose first token slot is out of range or null is inactive, whatever its other slots are. The window after every token may also go
+/// to [`window_snapshots`](Self::window_snapshots), as states go to [`Step::snapshots`](super::Step::snapshots). A fresh row starts from a
+/// window of zeros.
 ///
-/// Of any T. A block has all value heads of a query/key head: HV/H is at most 16, and less where its tokens, T + T', do not
-/// fit shared memory beside that. With [`Formulation::Parallel`](super::Formulation::Parallel), which [`Formulation::Auto`] is for
-/// 2 to 8 tokens on 16-bit K-last states, a cluster of blocks has them: HV/H is at most 8, of KDA 4, and above 1 it takes a GPU of
-/// compute capability 9.0. On an older one [`Formulation::Auto`] goes token by token.
+/// T is any number. A block computes all value heads of a query/key head, so HV/H is at most 16, and less if T + T' tokens need too much
+/// shared memory. With [`Formulation::Parallel`](super::Formulation::Parallel), a cluster of blocks computes them: HV/H is at most 8 (KDA:
+/// 4), and HV/H above 1 needs a GPU of compute capability 9.0. [`Formulation::Auto`] is `Parallel` for 2 to 8 tokens on 16-bit K-last
+/// states; on an older GPU it goes token by token instead.
 ///
 /// [`Formulation::Auto`]: super::Formulation::Auto
 ///
-/// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z behind x:
+/// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z after x:
 ///
 /// ```
 /// use gated_delta::{Convolution, DType, Gdn, GdnGates, Inputs, Norm, States, Tensor, Work};
@@ -98,31 +98,31 @@ impl fmt::Display for Activation {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Convolution<'a> {
-    /// `[B, T, D]`, in a commit `[B, T', D]`, bf16, f16 or f32: q, k and v side by side, before the convolution. Strides of
-    /// rows and tokens are free.
+    /// Projection `[B, T, D]` (commit: `[B, T', D]`), bf16, f16 or f32: the inputs of q, k and v, side by side. Strides of rows and tokens
+    /// are free.
     pub x: Tensor<'a>,
-    /// H.
+    /// H, the number of query/key heads.
     pub heads: usize,
-    /// `[D, W]`, bf16, f16 or f32, the oldest token's tap first; W in 2..=4. The stride of channels is free.
+    /// Taps `[D, W]`, bf16, f16 or f32, oldest token's tap first, with W in 2..=4. The stride of channels is free.
     pub weight: Tensor<'a>,
-    /// `[D]`, bf16, f16 or f32; without it, 0.
+    /// Bias `[D]`, bf16, f16 or f32. Default: 0.
     pub bias: Option<Tensor<'a>>,
-    /// Of the sum: [`Activation::Silu`] or [`Activation::None`].
+    /// Activation of the sum: [`Activation::Silu`] or [`Activation::None`].
     pub activation: Activation,
-    /// `[P, D, W − 1]`, with token slots `[P, D, W − 2 + T]`, the oldest input first, of the dtype of `x`; P is the pool's.
-    /// Written where states are, unless `write_windows` is given. All strides are free, so that `[P, W − 1, D]` is a view of
-    /// it, but what is written must not overlap itself.
+    /// Windows `[P, D, W − 1]` (token slots: `[P, D, W − 2 + T]`), oldest input first, of the dtype of `x`, with the pool's P. Written
+    /// where states are, unless `write_windows` is given. All strides are free, so that a tensor `[P, W − 1, D]` can be passed as a view.
+    /// Written elements must not overlap.
     pub windows: Tensor<'a>,
-    /// Where windows are written instead, of the same dtype and dims but P: that of the pool that is written.
+    /// Windows to write instead of `windows`, with the same dtype and dims, except P: the P of the written pool.
     pub write_windows: Option<Tensor<'a>>,
-    /// `[B, steps, D, W − 1]` with steps ≥ T, of the dtype of `x`, written: the window after every token. Wants
-    /// [`Step::snapshots`](super::Step::snapshots). All strides are free, but it must not overlap itself.
+    /// Tensor for the window after every token, `[B, steps, D, W − 1]` with steps ≥ T, of the dtype of `x`, written. Requires
+    /// [`Step::snapshots`](super::Step::snapshots). All strides are free, but elements must not overlap.
     pub window_snapshots: Option<Tensor<'a>>,
 }
 
 impl<'a> Convolution<'a> {
-    /// Of x `[B, T, D]` with H = `heads`, by `weight` `[D, W]`, after the inputs in `windows` `[P, D, W − 1]`, with token slots
-    /// `[P, D, W − 2 + T]`. Without a bias, with SiLU; windows are updated where they are.
+    /// Creates a convolution of x `[B, T, D]` with H = `heads` and taps `weight` `[D, W]`. The previous inputs are in `windows`
+    /// `[P, D, W − 1]`, with token slots `[P, D, W − 2 + T]`, which are updated in place. It has no bias, and SiLU as activation.
     #[must_use]
     pub fn new(x: Tensor<'a>, heads: usize, weight: Tensor<'a>, windows: Tensor<'a>) -> Self {
         Self {
@@ -137,36 +137,36 @@ impl<'a> Convolution<'a> {
         }
     }
 
-    /// With a bias, `[D]`.
+    /// Sets a bias `[D]`.
     #[must_use]
     pub fn bias(mut self, bias: Tensor<'a>) -> Self {
         self.bias = Some(bias);
         self
     }
 
-    /// With another activation than SiLU: none.
+    /// Sets the activation: [`Activation::None`] instead of SiLU.
     #[must_use]
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
         self
     }
 
-    /// Windows go to another pool of them.
+    /// Writes windows to another tensor.
     #[must_use]
     pub fn write_windows(mut self, windows: Tensor<'a>) -> Self {
         self.write_windows = Some(windows);
         self
     }
 
-    /// With the window after every token written to a tensor besides, `[B, steps, D, W − 1]`, as
-    /// [`Step::snapshots`](super::Step::snapshots) are.
+    /// Also writes the window after every token to a tensor `[B, steps, D, W − 1]`, as [`Step::snapshots`](super::Step::snapshots) does
+    /// with states.
     #[must_use]
     pub fn window_snapshots(mut self, snapshots: Tensor<'a>) -> Self {
         self.window_snapshots = Some(snapshots);
         self
     }
 
-    /// What it is of, by what, and after which inputs.
+    /// The projection, the weight and the windows with their names.
     pub(crate) fn named(&'a self) -> [Named<'a>; 3] {
         [self.named_x(), self.named_weight(), self.named_windows()]
     }
@@ -196,28 +196,29 @@ impl<'a> Convolution<'a> {
     }
 }
 
-/// What becomes of the outputs: a root mean square norm of each token's value heads, gated by z.
+/// Root mean square norm of the outputs of each value head, gated by z.
 ///
 /// ```text
 /// o = weight · o / √(mean(o²) + eps) · act(z)
 /// ```
 ///
-/// in f32, of the output before it is rounded. Of any T, with the limits of [`Convolution`]; a commit has no outputs.
+/// The computation is in f32, on the output before rounding. T is any number; the limits of [`Convolution`] hold. A commit has no outputs,
+/// and so no norm.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Norm<'a> {
-    /// `[B, T, HV, V]`, bf16, f16 or f32. Strides of rows, tokens and heads are free.
+    /// Gate `[B, T, HV, V]`, bf16, f16 or f32. Strides of rows, tokens and heads are free.
     pub z: Tensor<'a>,
-    /// `[V]`, bf16, f16 or f32.
+    /// Weight `[V]`, bf16, f16 or f32.
     pub weight: Tensor<'a>,
-    /// What is added to the mean: finite, above 0.
+    /// Number that is added to the mean of squares: finite, above 0.
     pub eps: f32,
-    /// Of z: [`Activation::Silu`] or [`Activation::Sigmoid`].
+    /// Activation of z: [`Activation::Silu`] or [`Activation::Sigmoid`].
     pub activation: Activation,
 }
 
 impl<'a> Norm<'a> {
-    /// By `weight` `[V]`, gated by z `[B, T, HV, V]` with SiLU.
+    /// Creates a norm with `weight` `[V]`, gated by z `[B, T, HV, V]` with SiLU.
     #[must_use]
     pub fn new(z: Tensor<'a>, weight: Tensor<'a>, eps: f32) -> Self {
         Self {
@@ -228,7 +229,7 @@ impl<'a> Norm<'a> {
         }
     }
 
-    /// With another activation than SiLU: a sigmoid.
+    /// Sets the activation of z: [`Activation::Sigmoid`] instead of SiLU.
     #[must_use]
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;

@@ -1,8 +1,8 @@
-//! What is fixed for a layer, besides shapes.
+//! Settings of a layer, besides its shapes.
 
 use std::fmt;
 
-/// What is fixed for a layer, besides shapes.
+/// Settings of a layer, besides its shapes: the same in every launch.
 ///
 /// ```
 /// use gated_delta::{HeadMap, Options, StateLayout};
@@ -13,18 +13,18 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Which dim of a state is contiguous.
+    /// Order of a state's dims in memory.
     pub state_layout: StateLayout,
-    /// Query/key head of a value head.
+    /// Map from value heads to query/key heads.
     pub head_map: HeadMap,
-    /// Normalise q and k to unit length.
+    /// Normalise q and k to unit length (default: `true`).
     pub qk_l2norm: bool,
-    /// Factor of q; 1/√K where `None`.
+    /// Factor of q. `None`: 1/√K.
     pub scale: Option<f32>,
-    /// A slot that makes its row inactive, besides those out of range (vLLM's slot 0). As these do, of one token of
-    /// [`States::per_token`](super::States::per_token) or a checkpoint it skips that store alone.
+    /// A slot that makes its row inactive, as an index out of range does (vLLM's slot 0). If a token slot of
+    /// [`States::per_token`](super::States::per_token) or a checkpoint has it, only that store is skipped. Default: `None`.
     pub null_slot: Option<u32>,
-    /// How the tokens of a row are computed.
+    /// Algorithm for the tokens of a row.
     pub formulation: Formulation,
 }
 
@@ -42,42 +42,42 @@ impl Default for Options {
 }
 
 impl Options {
-    /// With another [layout](StateLayout) of states than K-last.
+    /// Sets the [layout](StateLayout) of states, by default K-last.
     #[must_use]
     pub const fn state_layout(mut self, layout: StateLayout) -> Self {
         self.state_layout = layout;
         self
     }
 
-    /// With another [head map](HeadMap) than grouped.
+    /// Sets the [head map](HeadMap), by default grouped.
     #[must_use]
     pub const fn head_map(mut self, head_map: HeadMap) -> Self {
         self.head_map = head_map;
         self
     }
 
-    /// Whether q and k are normalised; they are by default.
+    /// Sets whether q and k are normalised, by default `true`.
     #[must_use]
     pub const fn qk_l2norm(mut self, qk_l2norm: bool) -> Self {
         self.qk_l2norm = qk_l2norm;
         self
     }
 
-    /// With another factor of q than 1/√K.
+    /// Sets the factor of q, by default 1/√K.
     #[must_use]
     pub const fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// With a slot that makes its row inactive.
+    /// Sets a slot that makes its row inactive.
     #[must_use]
     pub const fn null_slot(mut self, slot: u32) -> Self {
         self.null_slot = Some(slot);
         self
     }
 
-    /// With a [formulation](Formulation) by name, for its promise, where the library is not to choose.
+    /// Names a [formulation](Formulation) for the sake of its guarantees. By default the library chooses.
     #[must_use]
     pub const fn formulation(mut self, formulation: Formulation) -> Self {
         self.formulation = formulation;
@@ -85,13 +85,13 @@ impl Options {
     }
 }
 
-/// Which dim of a state is contiguous.
+/// Order of a state's dims in memory; the last one is contiguous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StateLayout {
-    /// `[P, HV, V, K]` (others call it pretranspose or V-major).
+    /// Pools are `[P, HV, V, K]`; other libraries call this pretranspose or V-major.
     #[default]
     KLast,
-    /// `[P, HV, K, V]`.
+    /// Pools are `[P, HV, K, V]`.
     VLast,
 }
 
@@ -104,60 +104,60 @@ impl fmt::Display for StateLayout {
     }
 }
 
-/// Query/key head of a value head, for HV > H (GVA).
+/// Map from value heads to query/key heads, for HV > H (GVA).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HeadMap {
-    /// `hv / (HV / H)`.
+    /// Value head hv has query/key head `hv / (HV / H)`.
     #[default]
     Grouped,
-    /// `hv % H`, the order of GGUF files.
+    /// Value head hv has query/key head `hv % H`, the order of GGUF files.
     Tiled,
 }
 
-/// How the tokens of a row are computed. Whatever it is, results do not depend on B, on other rows or on the variant.
-/// [The guide](crate::guide::engines#formulations) says which promise is kept by which.
+/// Algorithm for the tokens of a row. In every formulation results do not depend on B, on other rows or on the variant. [The
+/// guide](crate::guide::engines#formulations) lists the guarantees of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Formulation {
-    /// The library chooses the fastest, for all batch sizes alike, by what is fixed for a layer and by the form of the launch:
+    /// The library chooses the fastest formulation by the layer's settings and the form of the launch. The choice is the same for all batch
+    /// sizes:
     ///
-    /// - a prefill (`Chunked`) where a row may have more than 16 tokens, and where there are
-    ///   [positions](super::Step::positions), [checkpoints](super::Step::checkpoints) or a [workspace](super::Step::workspace);
-    /// - the tokens at once (`Parallel`) where a row may have 2 to 8 of them, new or previous, and tensor cores take the states:
-    ///   K-last, bf16 or f16, K = 128 or, of GDN, 64, and none wanted after each token; with a convolution or a norm, HV/H up to 8, of
-    ///   KDA 4, and above 1 on a GPU that has clusters of blocks (compute capability 9.0);
-    /// - else token by token (`Recurrent`).
+    /// - `Chunked`, a prefill, if a row may have more than 16 tokens, or if there are [positions](super::Step::positions),
+    ///   [checkpoints](super::Step::checkpoints) or a [workspace](super::Step::workspace);
+    /// - `Parallel` if a row may have 2 to 8 tokens, new or previous, and tensor cores can use the states: K-last, bf16 or f16, K = 128
+    ///   (GDN: also 64), and no state is kept after each token. With a convolution or a norm, HV/H is at most 8 (KDA: 4), and HV/H above 1
+    ///   needs a GPU with clusters of blocks (compute capability 9.0);
+    /// - otherwise `Recurrent`.
     ///
-    /// How many tokens a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) ones, and T' of previous
-    /// ones; a commit takes what the step of its T' tokens took. Neither B nor what rows hold is looked at: launches whose rows are to
-    /// agree say the same bound.
+    /// The number of tokens that a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) rows, and T' of previous
+    /// tokens. A commit has the choice of a step of its T' tokens. The choice ignores B and the actual lengths of rows: launches whose rows
+    /// are to agree have to state the same bound.
     ///
-    /// With a [ring](super::Pending) it is `Parallel`, of bf16 states, where the ring says that drafts may come: T or R − N above
-    /// 1, N above 8, `updates` in bf16, or a ring of inputs. So all of its steps and its flush agree, but for a step that only takes
-    /// single tokens on a ring with room for more: one with a convolution and without a ring of inputs, or a norm of more value
-    /// heads than drafts have kernels for. Who has such a one names `Recurrent`, in the flush too.
+    /// With a [ring](super::Pending) on bf16 states, the choice is `Parallel` if drafts may come: T or R − N above 1, N above 8, `updates`
+    /// in bf16, or a ring of inputs. So all steps of the ring agree with its flush. There is one exception: a layer that can take only
+    /// single tokens, on a ring with room for more. Such a layer has a convolution without a ring of inputs, or a norm of more value heads
+    /// than the kernels for drafts take. For it, name `Recurrent`, also in the flush.
     ///
-    /// [`Work::formulation`](crate::Work::formulation) says what a launch takes on a GPU with clusters: it has the bits of one that
-    /// names that.
+    /// [`Work::formulation`](crate::Work::formulation) returns the choice for a launch on a GPU with clusters. The launch has the bits of
+    /// one that names this formulation.
     #[default]
     Auto,
-    /// Token by token in f32, up to 16 of them: with f32 states T tokens are T launches of one token, bit for bit.
+    /// Token by token in f32, up to 16 tokens. With f32 states, a launch of T tokens has the bits of T launches of one token.
     Recurrent,
-    /// The tokens of a row at once, on tensor cores: K-last states in bf16 or f16 and at most 8 tokens, new or previous,
-    /// without snapshots and token slots.
+    /// All tokens of a row together, on tensor cores: K-last states in bf16 or f16, and at most 8 tokens, new or previous. Snapshots and
+    /// token slots are not available.
     Parallel,
-    /// Any number of tokens in pieces of up to 64, on tensor cores: a prefill, with [`States::update`]. It takes a
-    /// [workspace](super::Step::workspace), but on Hopper (compute capability 9.0) for rows of at most 64 tokens and elsewhere for
-    /// rows of one.
+    /// Chunks of up to 64 tokens, on tensor cores: a prefill of any number of tokens, with [`States::update`]. A
+    /// [workspace](super::Step::workspace) is needed for rows of more than 64 tokens on Hopper (compute capability 9.0), and for rows of
+    /// more than one token on other GPUs.
     ///
-    /// Within a piece products are of f16, summed in f32: finite input gives what the recurrence gives in f32, but for 1e-3 of
-    /// the norms of q̂ and of the state, and not its bits. Where what tokens add to a state cancels, as with keys that resemble
-    /// each other, β near 2 and no decay, it is 1e-3 of what is added up. An output depends on no
-    /// later token, unless there is a NaN in that one's own inputs.
+    /// Products within a chunk are of f16 numbers, summed in f32. For finite inputs results differ from the f32 recurrence by up to 1e-3 of
+    /// the norms of q̂ and of the state. If the updates of tokens cancel each other (similar keys, β near 2, no decay), the difference is
+    /// up to 1e-3 of the sum of their magnitudes. An output depends on no later token, unless the inputs of that token have a NaN.
     ///
-    /// Pieces end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)), states
-    /// between them are f32, and a piece of one token has the bits of a decode of f32 states. So a prompt that is cut
-    /// into launches at multiples of 64 keeps every bit with f32 states.
+    /// Chunks end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)). States between chunks are f32. A
+    /// chunk of one token has the bits of a decode of f32 states. So with f32 states, a prompt that is cut into launches at multiples of 64
+    /// keeps every bit.
     ///
     /// [`States::update`]: super::States::update
     Chunked,

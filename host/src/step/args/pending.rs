@@ -1,4 +1,4 @@
-//! States that wait: tokens are kept in a ring beside them, and folded in every few steps.
+//! Deferred write-back: updates of tokens stay in a ring next to each state, and are flushed into the state every few steps.
 
 use gated_delta_kernels::deferred;
 
@@ -7,85 +7,84 @@ use super::states::Update;
 use crate::shapes::{Named, named, optional};
 use crate::tensor::Tensor;
 
-/// Most tokens of a slot that are pending at once, with [`Formulation::Recurrent`].
+/// Largest number of pending tokens of a slot with [`Formulation::Recurrent`].
 pub const MAX_PENDING: usize = deferred::MAX_PENDING as usize;
 
-/// The same with [`Formulation::Parallel`], which is for drafts.
+/// Largest number of pending tokens of a slot with [`Formulation::Parallel`], the formulation of drafts.
 pub const MAX_PENDING_DRAFTS: usize = deferred::MAX_PENDING_DRAFTS as usize;
 
-/// Tokens whose outputs are done and that are not in the states of their slots yet: a ring of R entries for every slot, and
-/// how many of them each row has.
+/// Pending tokens: their outputs are done, and their updates are not yet in the states of their slots. Every slot has a ring of R entries.
+/// `len` and `base` say which entries of a row are pending.
 ///
-/// A token leaves (k, u, log α), with which S ← S diag(α) + u kᵀ: k as it came, or as the convolution made it (times a power of
-/// two, where it is normalised and f32 does not hold Σk²),
-/// u = δ · rsqrt(Σk² + 1e-6) (u = δ where keys are not normalised), δ = β (v − S k̂). Slots are those of the states. What is
-/// not pending may be anything, NaN too.
+/// The entry of a token is (k, u, log α), and a flush computes S ← S diag(α) + u kᵀ. k is the key as given, or as the convolution made it.
+/// (If a key is normalised and Σk² is outside the range of f32, the stored k is multiplied by a power of two.) u = δ · rsqrt(Σk² + 1e-6),
+/// or u = δ if keys are not normalised, with δ = β (v − S k̂). Rings have the slots of the states. Entries that are not pending may hold
+/// anything, even NaN.
 ///
-/// Nothing but the caller's `len` and `base` says what is pending. A step reads both, leaves its T tokens in the entries
-/// behind the pending ones, and, where [`folds`] says so, has put those into the state before. Of its T tokens the first
-/// `kept` are then pending; [`after`] says where, and on the device it is
+/// Only the caller's `len` and `base` say which entries are pending. A step reads both. If [`folds`] says so, it first flushes the pending
+/// tokens into the state. It then stores its T tokens in the entries after the pending ones. The caller counts the first `kept` of these
+/// tokens as pending, by [`after`] on the host or, on the device, by
 ///
 /// ```text
 /// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
 /// ```
 ///
-/// A step has one token and N ≤ 8, with *drafts* up to 8 tokens, K-last bf16 states and N ≤ 16. They are [`Formulation::Parallel`]'s,
-/// which [`Formulation::Auto`] is for every launch of a ring that has room for them: N above 8, R above N + 1, `updates` in bf16, or
-/// `inputs`. R = N + 1 is for one token a step, with [`Formulation::Recurrent`].
+/// With [`Formulation::Recurrent`], a step has one token, N is at most 8, and R = N + 1 is enough. With [`Formulation::Parallel`], a step
+/// has up to 8 tokens (*drafts*), states are K-last bf16, and N is at most 16. [`Formulation::Auto`] is `Parallel` for every launch of a
+/// ring that has room for drafts: N above 8, R above N + 1, `updates` in bf16, or `inputs`.
 ///
-/// To reject a token is not to count it. With [`inputs`](Self::inputs) that is so with a convolution too: the window of a slot
-/// waits as its state does, is written where that is, and x of the tokens since is there. Without them a window has moved with
-/// every token, and who rejects one restores it.
+/// A token is rejected by not counting it. With [`inputs`](Self::inputs) this holds for a layer with a convolution too: a slot's window is
+/// then written together with its state, and x of the later tokens is in the ring. Without `inputs` every token moves the window, and a
+/// caller that rejects a token has to restore the window.
 ///
-/// A row that is [fresh](super::Step::fresh) has `len` = 0 here, whatever the tensor says.
+/// For a [fresh](super::Step::fresh) row `len` is taken as 0, whatever the tensor holds.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pending<'a> {
-    /// `[P, H, R, K]`, of the dtype of k, f32 where a convolution makes k, written; R at least N + T, below 65536. Here and
-    /// below contiguous but for the stride of slots, and slots are 16-byte aligned, GDN's `decays` to 4.
+    /// Ring of keys `[P, H, R, K]`, of the dtype of k, or f32 if a convolution makes k; written. R is at least N + T and below 65536. All
+    /// rings are contiguous except for the stride of slots. Slots are 16-byte aligned (those of GDN's `decays` 4-byte aligned).
     pub keys: Tensor<'a>,
-    /// `[P, HV, R, V]`, f32, of drafts bf16 too, written.
+    /// Ring of updates `[P, HV, R, V]`, f32, with drafts also bf16; written.
     pub updates: Tensor<'a>,
-    /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32, written: log α.
+    /// Ring of log decays, GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32; written.
     pub decays: Tensor<'a>,
-    /// `[B]`, i32, i64 or u32: tokens of the row's slot that are pending, 0..=N. Where it is out of range, the row is
-    /// inactive.
+    /// Number of pending tokens `[B]` of the row's slot, i32, i64 or u32, in 0..=N. A row whose number is out of range is inactive.
     pub len: Tensor<'a>,
-    /// `[B]`, i32, i64 or u32: the entry of the first of them, below R. Where it is out of range, the row is inactive.
+    /// Entry of the first pending token `[B]`, i32, i64 or u32, below R. A row whose entry is out of range is inactive.
     pub base: Tensor<'a>,
-    /// Of drafts with a convolution, and only there: `[P, R, D]`, of the dtype of x, written: x as it came.
+    /// Ring of the convolution's inputs x `[P, R, D]`, of the dtype of x; written. Only for drafts with a convolution, and required there.
     pub inputs: Option<Tensor<'a>>,
-    /// N, the most tokens that are pending: T..=8, of drafts T..=16.
+    /// N, the largest number of pending tokens of a slot: T..=8, with drafts T..=16.
     pub most: usize,
 }
 
-/// Folds the pending tokens of every row into its state, and does nothing else: before a state is copied or handed to
-/// whoever knows no ring. Afterwards none of them is pending.
+/// A launch that flushes the pending tokens of every row into its state. It comes before a state is copied, or read by a launch without the
+/// ring. Afterwards no token of these rows is pending.
 ///
-/// Bit for bit what a step of the same ring does that folds as many, or, where one of them names a [`Formulation`], of the same one.
-/// It is GDN's or KDA's as `pending.decays` are.
+/// The states have the bits of a step of the same ring that flushes as many tokens. If the step or the flush names a [`Formulation`], both
+/// have to name the same one. The dims of `pending.decays` decide between GDN and KDA.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Flush<'a> {
-    /// Where states are; the slot to write is that to read.
+    /// States to update. Each row writes the slot that it reads.
     pub states: Update<'a>,
-    /// What is pending.
+    /// Rings to flush.
     pub pending: Pending<'a>,
-    /// `[P, D, W − 1]`, where `pending` has [`inputs`](Pending::inputs), and only there: written where the states are, with the last
-    /// inputs of what was pending. As [`Convolution::windows`](super::Convolution::windows) are.
+    /// Windows `[P, D, W − 1]`, written in the slots of the states with the last inputs of the flushed tokens. Required if `pending` has
+    /// [`inputs`](Pending::inputs), otherwise not allowed. The rules are those of [`Convolution::windows`](super::Convolution::windows).
     pub windows: Option<Tensor<'a>>,
-    /// What is fixed for a layer.
+    /// Settings that are the same in every launch of the layer.
     pub options: Options,
 }
 
-/// Whether a step of `tokens` tokens folds the `len` pending ones of a row first, of which there may be up to `most`: what
-/// kernels ask.
+/// Says whether a step of `tokens` tokens flushes a row that has `len` pending tokens, of at most `most`. The kernels use the same rule.
 #[must_use]
 pub const fn folds(len: usize, tokens: usize, most: usize) -> bool {
     len.saturating_add(tokens) > most
 }
 
-/// The largest N; with [`Formulation::Auto`] that of any state, of bf16 ones it is [`MAX_PENDING_DRAFTS`].
+/// The largest N of a formulation. [`Formulation::Auto`] has the limit that holds for any state; for bf16 states its limit is
+/// [`MAX_PENDING_DRAFTS`].
 #[must_use]
 pub const fn max_pending(formulation: Formulation) -> usize {
     match formulation {
@@ -94,8 +93,8 @@ pub const fn max_pending(formulation: Formulation) -> usize {
     }
 }
 
-/// How many tokens of a row are pending, and the entry of the first, after a step of `tokens` tokens of which `kept` are to
-/// stay, with `len` pending ones from entry `base` on before it, of at most `most`, in a ring of `entries`, not 0.
+/// The row's `len` and `base` after a step of `tokens` tokens of which `kept` stay. Before the step the row had `len` pending tokens from
+/// entry `base` on. `most` is N, and `entries` is R, which must not be 0.
 #[must_use]
 pub const fn after(
     [len, base]: [usize; 2],
@@ -110,8 +109,8 @@ pub const fn after(
 }
 
 impl<'a> Pending<'a> {
-    /// Of rings `keys` `[P, H, R, K]`, `updates` `[P, HV, R, V]` and `decays` (GDN `[P, HV, R]`, KDA `[P, HV, R, K]`), and
-    /// `len` and `base` `[B]`, with at most 8 tokens pending.
+    /// Creates rings from `keys` `[P, H, R, K]`, `updates` `[P, HV, R, V]` and `decays` (GDN `[P, HV, R]`, KDA `[P, HV, R, K]`), and `len`
+    /// and `base` `[B]`. At most 8 tokens are pending.
     #[must_use]
     pub fn new(
         [keys, updates, decays]: [Tensor<'a>; 3],
@@ -129,21 +128,21 @@ impl<'a> Pending<'a> {
         }
     }
 
-    /// With a ring of what tokens were convolved from: see [`Self::inputs`].
+    /// Sets the ring of the convolution's inputs: see [`Self::inputs`].
     #[must_use]
     pub fn inputs(mut self, inputs: Tensor<'a>) -> Self {
         self.inputs = Some(inputs);
         self
     }
 
-    /// With another number of tokens that are pending at most.
+    /// Sets N, the largest number of pending tokens; by default 8.
     #[must_use]
     pub fn most(mut self, most: usize) -> Self {
         self.most = most;
         self
     }
 
-    /// Every tensor under its name.
+    /// The tensors with their names, except `inputs`.
     pub(crate) fn named(&'a self) -> [Named<'a>; 5] {
         [
             named("keys", &self.keys),
@@ -166,7 +165,7 @@ impl<'a> Pending<'a> {
         named("pending base", &self.base)
     }
 
-    /// Bytes of an entry, all heads together.
+    /// Size of a ring entry in bytes, over all heads.
     pub(crate) fn entry_bytes(&self) -> u64 {
         fn of<const N: usize>(tensor: &Tensor<'_>, dims: [usize; N]) -> u64 {
             let elements: usize = dims
@@ -184,7 +183,7 @@ impl<'a> Pending<'a> {
 }
 
 impl<'a> Flush<'a> {
-    /// Of the rows of `pending`, whose states are in the slots of `states`, with the default [`Options`].
+    /// Creates a flush of the rows of `pending`, whose states are in the slots of `states`, with the default [`Options`].
     #[must_use]
     pub fn new(states: Update<'a>, pending: Pending<'a>) -> Self {
         Self {
@@ -195,14 +194,14 @@ impl<'a> Flush<'a> {
         }
     }
 
-    /// With the windows of the slots: see [`Self::windows`].
+    /// Sets the windows of the slots: see [`Self::windows`].
     #[must_use]
     pub fn windows(mut self, windows: Tensor<'a>) -> Self {
         self.windows = Some(windows);
         self
     }
 
-    /// With what is fixed for the layer.
+    /// Sets the options of the layer.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;

@@ -1,11 +1,11 @@
-//! Where the states of a launch start and go.
+//! Pools of states: the slots that the rows of a launch read and write.
 
 use crate::tensor::Tensor;
 
-/// Where states start and go. A pool of states is `[P, HV, V, K]` or `[P, HV, K, V]`, bf16, f16 or f32; index tensors are
-/// i32, i64 or u32.
+/// States that a launch reads, and the slots that it writes. A pool of states is `[P, HV, V, K]` or `[P, HV, K, V]`, bf16, f16 or f32.
+/// Index tensors are i32, i64 or u32.
 ///
-/// A row is inactive where its slot is negative, not below P, or the null slot.
+/// A row is inactive if its slot is negative, not below P, or the null slot.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum States<'a> {
@@ -13,52 +13,52 @@ pub enum States<'a> {
     Update(Update<'a>),
     /// No state is written.
     ReadOnly(ReadOnly<'a>),
-    /// The state after each token goes to a slot of its own.
+    /// The state after each token is written to a slot of its own.
     PerToken(PerToken<'a>),
 }
 
-/// The state after a row's last token, or last kept one, goes back to where it came from, or to another slot or pool.
+/// States that are read and updated. The state after a row's last token (or last kept one) is written in place, or to another slot or pool.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Update<'a> {
-    /// Pool that states start from; updated unless `write_pool` is given.
+    /// Pool that states are read from. It is updated unless `write_pool` is given.
     pub pool: Tensor<'a>,
-    /// Pool that states are written to instead, of the same dtype and dims but P.
+    /// Pool that states are written to instead, with the same dtype and dims, except P.
     pub write_pool: Option<Tensor<'a>>,
-    /// `[B]`: slot that row b starts from; without it, slot b.
+    /// Slot `[B]` that row b starts from. Default: slot b.
     pub read_slots: Option<Tensor<'a>>,
-    /// `[B]`: slot that row b's state goes to; without it, the read slot.
+    /// Slot `[B]` that row b's state is written to. Default: the read slot.
     pub write_slots: Option<Tensor<'a>>,
 }
 
-/// States that are read and not written.
+/// States that are read and never written.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ReadOnly<'a> {
-    /// Pool that states start from.
+    /// Pool that states are read from.
     pub pool: Tensor<'a>,
-    /// `[B]`: slot that row b starts from; without it, slot b.
+    /// Slot `[B]` that row b starts from. Default: slot b.
     pub read_slots: Option<Tensor<'a>>,
 }
 
-/// The state after each token goes to a slot of its own.
+/// States that are written after each token, each to a slot of its own.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct PerToken<'a> {
-    /// Pool that states start from; written unless `write_pool` is given.
+    /// Pool that states are read from. It is written unless `write_pool` is given.
     pub pool: Tensor<'a>,
-    /// Pool that states are written to instead, of the same dtype and dims but P.
+    /// Pool that states are written to instead, with the same dtype and dims, except P.
     pub write_pool: Option<Tensor<'a>>,
-    /// `[B, T]`: slot that the state after each token goes to. An entry that is out of range or the null slot skips
-    /// that store alone; the row starts from slot `token_slots[b, accepted[b] - 1]`, and is inactive where that is one. With
-    /// a convolution its window is in slot `token_slots[b, 0]`, without which it is inactive too.
+    /// Slots `[B, T]` for the states after each token. An entry that is out of range or the null slot skips its store. The row starts from
+    /// slot `token_slots[b, accepted[b] - 1]`, and is inactive if that entry is out of range or null. With a convolution, the row's window
+    /// is in slot `token_slots[b, 0]`; the row is also inactive if that one is out of range or null.
     pub token_slots: Tensor<'a>,
-    /// `[B]`, in 1..=T: tokens of the last step that were accepted; without it, 1.
+    /// Number of accepted tokens `[B]` of the last step, in 1..=T. Default: 1.
     pub accepted: Option<Tensor<'a>>,
 }
 
 impl<'a> States<'a> {
-    /// States updated in `pool`, or written to another slot or pool.
+    /// States that are updated in `pool`, or written to another slot or pool.
     #[must_use]
     pub fn update(pool: Tensor<'a>) -> Update<'a> {
         Update {
@@ -69,7 +69,7 @@ impl<'a> States<'a> {
         }
     }
 
-    /// States read from `pool`, and not written.
+    /// States that are read from `pool` and not written.
     #[must_use]
     pub fn read_only(pool: Tensor<'a>) -> ReadOnly<'a> {
         ReadOnly {
@@ -78,7 +78,7 @@ impl<'a> States<'a> {
         }
     }
 
-    /// A slot for the state after each token: `token_slots` `[B, T]`.
+    /// States that are written after each token, to the slots `token_slots` `[B, T]`.
     #[must_use]
     pub fn per_token(pool: Tensor<'a>, token_slots: Tensor<'a>) -> PerToken<'a> {
         PerToken {
@@ -91,21 +91,21 @@ impl<'a> States<'a> {
 }
 
 impl<'a> Update<'a> {
-    /// Row b has slot `slots[b]`.
+    /// Row b reads (and by default writes) slot `slots[b]`.
     #[must_use]
     pub fn slots(mut self, slots: Tensor<'a>) -> Self {
         self.read_slots = Some(slots);
         self
     }
 
-    /// Row b's state goes to slot `slots[b]`.
+    /// Row b writes its state to slot `slots[b]`.
     #[must_use]
     pub fn write_slots(mut self, slots: Tensor<'a>) -> Self {
         self.write_slots = Some(slots);
         self
     }
 
-    /// States go to another pool.
+    /// Writes states to another pool.
     #[must_use]
     pub fn write_pool(mut self, pool: Tensor<'a>) -> Self {
         self.write_pool = Some(pool);
@@ -123,14 +123,14 @@ impl<'a> ReadOnly<'a> {
 }
 
 impl<'a> PerToken<'a> {
-    /// Tokens of the last step that were accepted, `[B]`.
+    /// Sets the number of accepted tokens of the last step, `[B]`.
     #[must_use]
     pub fn accepted(mut self, accepted: Tensor<'a>) -> Self {
         self.accepted = Some(accepted);
         self
     }
 
-    /// States go to another pool.
+    /// Writes states to another pool.
     #[must_use]
     pub fn write_pool(mut self, pool: Tensor<'a>) -> Self {
         self.write_pool = Some(pool);

@@ -1,4 +1,4 @@
-//! A step, a commit, and what both are made of.
+//! Steps and commits, and the arguments that both are built from.
 
 use super::gates::{GdnGates, KdaGates};
 use super::layer::{Convolution, Norm};
@@ -7,7 +7,7 @@ use super::pending::Pending;
 use super::states::{States, Update};
 use crate::tensor::Tensor;
 
-/// Most tokens of a row in one launch, new or previous; a prefill has any number.
+/// Largest number of tokens of a row in one launch, new or previous. A prefill has no such limit.
 pub const MAX_TOKENS: usize = 16;
 
 /// A step of a GDN layer (Gated DeltaNet, arXiv 2412.06464): see [`Step`].
@@ -22,69 +22,69 @@ pub type GdnCommit<'a> = Commit<'a, GdnGates<'a>>;
 /// A commit of a KDA layer: see [`Commit`].
 pub type KdaCommit<'a> = Commit<'a, KdaGates<'a>>;
 
-/// A decode, a verify, a resume or a prefill. T in 1..=16, in a prefill any number; K = V in {64, 128}, or, of GDN
-/// token by token or in chunks, K = 96 and V = 192; HV a multiple of H.
+/// A decode, a verify, a resume or a prefill. T is in 1..=16; in a prefill it is any number. K = V is 64 or 128. GDN also takes K = 96 with
+/// V = 192, in the recurrent and chunked formulations. HV is a multiple of H.
 ///
-/// With [`Step::packed`], the `[B, T, …]` tensors are `[1, total, …]`. Strides of rows, tokens and heads, of slots and
-/// of snapshots are free, but what is written must not overlap itself; the innermost dim is contiguous. Views that are
-/// not 16-byte aligned are taken, by a narrower path.
+/// With [`Step::packed`], the `[B, T, …]` tensors are `[1, total, …]`. The innermost dim is contiguous. Strides of rows, tokens, heads,
+/// slots and snapshots are free, but elements of a written tensor must not overlap. Views that are not 16-byte aligned are accepted, and
+/// take a narrower path.
 ///
-/// A row is inactive where one of its indices is out of range or the null slot: its part of `o` is zero, and it
-/// touches no state. One whose bounds are out of range touches nothing at all, not even its part of `o`.
+/// A row is inactive if one of its indices is out of range or names the null slot. Its part of `o` is then zero, and it touches no state. A
+/// packed row whose bounds are out of range touches nothing at all, not even its part of `o`.
 ///
-/// A row without a token ends with the state that it starts from, zeros where it is fresh: bit for bit it goes to the slot that the
-/// row writes, and its window with it, unless that is the slot it is in; with previous tokens the kept ones are committed, and with
-/// token slots it touches nothing. `o` of packed tokens before the first bound and behind the last one is zero.
+/// A row without tokens ends with the state that it starts from, or with zeros if it is fresh. If it reads one slot and writes another, the
+/// state and the window are copied bit for bit. With previous tokens, the kept ones are committed. With token slots, such a row touches
+/// nothing. `o` of packed tokens before the first bound and after the last one is zero.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step<'a, G> {
     /// Inputs of the new tokens.
     pub inputs: Inputs<'a>,
-    /// Gates of these tokens.
+    /// Gates of the new tokens.
     pub gates: G,
-    /// `[B, T, HV, V]`, bf16, f16 or f32, written.
+    /// Output `[B, T, HV, V]`, bf16, f16 or f32, written.
     pub o: Tensor<'a>,
-    /// Where states start and go.
+    /// States that the rows start from, and the places that their new states go to.
     pub states: States<'a>,
-    /// `[B, steps, HV, V, K]` or `[B, steps, HV, K, V]` with steps ≥ T, of the dtype of the pool: receives the state
-    /// after every token, wherever else states go.
+    /// Tensor for the state after every token, `[B, steps, HV, V, K]` or `[B, steps, HV, K, V]` with steps ≥ T, of the pool's dtype,
+    /// written. It is independent of `states`.
     pub snapshots: Option<Tensor<'a>>,
-    /// Rows of different lengths, one behind the other.
+    /// Bounds of rows of different lengths, whose tokens are concatenated.
     pub packed: Option<Packed<'a>>,
-    /// Tokens of the last step, of which the accepted ones are committed first. Wants [`States::update`], and no
-    /// snapshots.
+    /// Tokens of the last step. The accepted ones are committed before the new tokens. Requires [`States::update`], and excludes snapshots.
     pub previous: Option<Previous<'a>>,
-    /// A gated RMS norm of the outputs, where there is one.
+    /// Gated RMS norm of the outputs.
     pub norm: Option<Norm<'a>>,
-    /// `[B]`, i32, i64 or u32 (there are no tensors of bytes or bools): where it is not 0, the row starts from a state and
-    /// a window of zeros. See [`Step::fresh`].
+    /// Flags `[B]`, i32, i64 or u32 (tensors of bytes or bools do not exist). A row whose flag is not 0 starts from a state and a window of
+    /// zeros. See [`Step::fresh`].
     pub fresh: Option<Tensor<'a>>,
-    /// `[B]`, i32, i64 or u32: tokens of the sequence before the row's first, of a prefill; without it, 0. See
+    /// Positions `[B]` of a prefill, i32, i64 or u32: the number of tokens of the sequence before the row's first. Default: 0. See
     /// [`Step::positions`].
     pub positions: Option<Tensor<'a>>,
-    /// States within rows that are kept, of a prefill.
+    /// States within the rows of a prefill to keep, for prefix caching.
     pub checkpoints: Option<Checkpoints<'a>>,
-    /// Tokens that are not in the states yet: see [`Step::pending`].
+    /// Rings of tokens whose updates are not yet in the states: see [`Step::pending`].
     pub pending: Option<Pending<'a>>,
-    /// f32, contiguous, 16-byte aligned, of at least [`Work::workspace_bytes`](crate::Work::workspace_bytes), written: see [`Step::workspace`].
+    /// Scratch memory of a prefill: f32, contiguous, 16-byte aligned, of at least [`Work::workspace_bytes`](crate::Work::workspace_bytes),
+    /// written. See [`Step::workspace`].
     pub workspace: Option<Tensor<'a>>,
-    /// What is fixed for a layer.
+    /// Settings that are the same in every launch of the layer.
     pub options: Options,
 }
 
-/// States, and windows of a convolution, after every so many tokens of a sequence, for later ones to start from: prefix
-/// caching. Each is bit for bit the final one of a prefill that ended there.
+/// Checkpoints of a prefill: the states (and the convolution's windows) after every so many tokens of a sequence, from which later
+/// sequences may start (prefix caching). Each checkpoint has the bits of the final state of a prefill that ends there.
 ///
-/// They go to the pool (and the windows) that the row's final state goes to. An entry of `slots` that is out of range
-/// or the null slot skips that store alone; one that names the slot of another store of the launch is a race, which
-/// [`Library::validate`](crate::Library::validate) finds.
+/// Checkpoints go to the pool (and the windows) of the rows' final states. An entry of `slots` that is out of range or names the null slot
+/// skips its store. An entry that names the slot of another store of the launch is a race; [`Library::validate`](crate::Library::validate)
+/// finds it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Checkpoints<'a> {
-    /// Tokens from one to the next, counted from the sequence's first: a multiple of 64.
+    /// Distance between checkpoints in tokens, counted from the first token of the sequence: a multiple of 64.
     pub every: usize,
-    /// `[B, C]`, i32, i64 or u32: entry j of a row takes its j-th multiple of `every` in this launch, the one at its
-    /// last token included; those beyond C are not kept. The stride of rows is free.
+    /// Slots `[B, C]`, i32, i64 or u32. Entry j of a row is for the row's j-th multiple of `every` in this launch; a multiple at the row's
+    /// last token counts. Multiples after the C-th are not kept. The stride of rows is free.
     pub slots: Tensor<'a>,
 }
 
@@ -99,18 +99,18 @@ pub enum Inputs<'a> {
     /// Query, key and value.
     #[non_exhaustive]
     Qkv {
-        /// `[B, T, H, K]`, bf16, f16 or f32.
+        /// Queries `[B, T, H, K]`, bf16, f16 or f32.
         q: Tensor<'a>,
-        /// `[B, T, H, K]`, bf16, f16 or f32.
+        /// Keys `[B, T, H, K]`, bf16, f16 or f32.
         k: Tensor<'a>,
-        /// `[B, T, HV, V]`, bf16, f16 or f32.
+        /// Values `[B, T, HV, V]`, bf16, f16 or f32.
         v: Tensor<'a>,
     },
-    /// The projection that query, key and value are made of, by a short convolution.
+    /// The layer's projection, from which a short convolution computes query, key and value.
     Conv(Convolution<'a>),
 }
 
-/// What tokens bring that are only committed: [`Inputs`] without what is read with.
+/// Inputs of tokens that are committed without an output: [`Inputs`] without queries.
 #[allow(
     clippy::large_enum_variant,
     reason = "borrowed views, copied once a launch; a box would allocate"
@@ -121,74 +121,73 @@ pub enum Stored<'a> {
     /// Key and value.
     #[non_exhaustive]
     Kv {
-        /// `[B, T', H, K]`, bf16, f16 or f32.
+        /// Keys `[B, T', H, K]`, bf16, f16 or f32.
         k: Tensor<'a>,
-        /// `[B, T', HV, V]`, bf16, f16 or f32.
+        /// Values `[B, T', HV, V]`, bf16, f16 or f32.
         v: Tensor<'a>,
     },
-    /// The projection at the [`Previous`] tokens, before its convolution: given where the new tokens come as [`Inputs::Conv`].
+    /// The projection of [`Previous`] tokens, before its convolution. Required if the new tokens come as [`Inputs::Conv`].
     #[non_exhaustive]
     X {
-        /// `[B, T', D]`, of the dtype of the new tokens' x; strides of rows and tokens are free.
+        /// Projection `[B, T', D]`, of the dtype of the new tokens' x. Strides of rows and tokens are free.
         x: Tensor<'a>,
     },
-    /// Of a [`Commit`]: the convolution, whose x `[B, T', D]` is that of the tokens to commit.
+    /// The convolution of a [`Commit`], with the projection x `[B, T', D]` of the tokens to commit.
     Conv(Convolution<'a>),
 }
 
-/// Rows of different lengths: the tokens of all of them along one dim.
+/// Rows of different lengths, whose tokens are concatenated along one dim.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Packed<'a> {
-    /// `[B + 1]`, i32, i64 or u32: row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`.
+    /// Bounds `[B + 1]`, i32, i64 or u32: row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`.
     pub cu_seqlens: Tensor<'a>,
-    /// T, the upper bound of a row's length. Above 16 the step is a prefill, unless another
-    /// [formulation](super::Formulation) is named. A longer row is out of range; in a prefill only where T is at most 64, which
-    /// selects the launch of one kernel without a workspace. There a row of more than 64 tokens is out of range. A larger T of a
-    /// prefill is a hint, and may be any number.
+    /// T, the upper bound of a row's length. With T above 16 the step is a prefill, unless another [formulation](super::Formulation) is
+    /// named. Except in a prefill, a row of more than T tokens is out of range. A prefill with T up to 64 is one kernel without a
+    /// workspace, and a row of more than 64 tokens is out of range there. A larger T of a prefill is a hint, and may be any number.
     pub max_tokens: usize,
 }
 
-/// Tokens of the last step, T' of each row, T' in 1..=16: the first `keep` of them advance the row's start state, which
-/// is written to the write slot, rounded to the state's dtype; the new tokens start from it and write `o` alone.
+/// Tokens of the last step: T' of each row, with T' in 1..=16. The first `keep` of them advance the row's start state. This state is
+/// rounded to the pool's dtype and written to the write slot. The new tokens start from it, and write only `o`.
 ///
-/// Bit for bit a [`Commit`] and a verify that writes no state. Dense, with free strides, whether or not the new tokens
-/// are packed; dtypes are those of the new tokens' tensors. After [`Inputs::Conv`] they are [`Stored::X`], and the window
-/// after the kept tokens is written; else [`Stored::Kv`].
+/// Results have the bits of a [`Commit`] followed by a verify that writes no state. The tensors are dense with free strides, whether or not
+/// the new tokens are packed, and have the dtypes of the new tokens' tensors. If the new tokens come as [`Inputs::Conv`], the previous ones
+/// are [`Stored::X`], and the window after the kept tokens is written. Otherwise they are [`Stored::Kv`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Previous<'a> {
-    /// What these tokens brought.
+    /// Inputs of the previous tokens.
     pub stored: Stored<'a>,
-    /// As the new tokens' `a` or `g`: `[B, T', HV]`, with KDA `[B, T', HV, K]`.
+    /// Gates of the previous tokens, in the form of the new tokens' `a` or `g`: GDN `[B, T', HV]`, KDA `[B, T', HV, K]`.
     pub gate: Tensor<'a>,
-    /// As the new tokens' `b` or `beta`: `[B, T', HV]`.
+    /// Betas `[B, T', HV]` of the previous tokens, in the form of the new tokens' `b` or `beta`.
     pub beta: Tensor<'a>,
-    /// `[B]`, i32, i64 or u32, in 0..=T': tokens to commit. Where it is out of range, the row is inactive.
+    /// Number of tokens to commit, `[B]`, i32, i64 or u32, in 0..=T'. A row whose number is out of range is inactive.
     pub keep: Tensor<'a>,
 }
 
-/// After a verify that wrote no state, the first `keep` of its T' tokens advance the states. T' in 1..=16; otherwise
-/// as [`Step`].
+/// A launch that advances the states by the first `keep` of T' tokens, after a verify that wrote no state. T' is in 1..=16. Other rules are
+/// those of [`Step`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Commit<'a, G> {
-    /// What these tokens brought: [`Stored::Kv`] or [`Stored::Conv`].
+    /// Inputs of the tokens to commit: [`Stored::Kv`] or [`Stored::Conv`].
     pub stored: Stored<'a>,
-    /// Gates of these tokens.
+    /// Gates of the tokens to commit.
     pub gates: G,
-    /// `[B]`, i32, i64 or u32, in 0..=T': tokens to commit. Where it is out of range, the row is inactive.
+    /// Number of tokens to commit, `[B]`, i32, i64 or u32, in 0..=T'. A row whose number is out of range is inactive.
     pub keep: Tensor<'a>,
-    /// Where states start and go.
+    /// States that the rows start from, and the places that their new states go to.
     pub states: Update<'a>,
-    /// `[B]`, as [`Step::fresh`](Step#structfield.fresh).
+    /// Flags `[B]` of fresh rows, as in [`Step::fresh`](Step#structfield.fresh).
     pub fresh: Option<Tensor<'a>>,
-    /// What is fixed for a layer.
+    /// Settings that are the same in every launch of the layer.
     pub options: Options,
 }
 
 impl<'a, G> Step<'a, G> {
-    /// A step of dense rows, with the default [`Options`].
+    /// Creates a step of dense rows with the default [`Options`].
     pub fn new(inputs: Inputs<'a>, gates: G, o: Tensor<'a>, states: impl Into<States<'a>>) -> Self {
         Self {
             inputs,
@@ -208,14 +207,14 @@ impl<'a, G> Step<'a, G> {
         }
     }
 
-    /// With the state after every token written to a tensor besides: [`Step::snapshots`](Step#structfield.snapshots).
+    /// Also writes the state after every token to a tensor: [`Step::snapshots`](Step#structfield.snapshots).
     #[must_use]
     pub fn snapshots(mut self, snapshots: Tensor<'a>) -> Self {
         self.snapshots = Some(snapshots);
         self
     }
 
-    /// Of rows of different lengths: `cu_seqlens` `[B + 1]`, and T, which no row is longer than. See [`Packed`].
+    /// Sets rows of different lengths: their bounds `cu_seqlens` `[B + 1]`, and the upper bound T of a row's length. See [`Packed`].
     #[must_use]
     pub fn packed(mut self, cu_seqlens: Tensor<'a>, max_tokens: usize) -> Self {
         self.packed = Some(Packed {
@@ -225,72 +224,72 @@ impl<'a, G> Step<'a, G> {
         self
     }
 
-    /// After tokens of the last step: a resume. See [`Previous`].
+    /// Commits accepted tokens of the last step first, which makes the step a resume. See [`Previous`].
     #[must_use]
     pub fn previous(mut self, previous: Previous<'a>) -> Self {
         self.previous = Some(previous);
         self
     }
 
-    /// With a norm of the outputs, gated by z. See [`Norm`].
+    /// Adds a norm of the outputs, gated by z. See [`Norm`].
     #[must_use]
     pub fn norm(mut self, norm: Norm<'a>) -> Self {
         self.norm = Some(norm);
         self
     }
 
-    /// With rows that start from a state and a window of zeros: those where `fresh` `[B]` is not 0.
+    /// Marks rows that start from a state and a window of zeros: those whose `fresh` `[B]` is not 0.
     ///
-    /// A fresh row's slot to read is not looked at, nor is `accepted`: the slot may hold anything, NaN too. The slot that it
-    /// writes, by default that to read, makes it inactive as it does any row; it is written as it is for any row, with
-    /// `keep` = 0 by zeros, and after a launch that writes no state the row is as fresh as before.
+    /// The read slot and `accepted` of a fresh row are ignored; the slot may hold anything, even NaN. The write slot (by default the read
+    /// slot) is checked and written as for any row: an index out of range makes the row inactive, and `keep` = 0 writes zeros. After a
+    /// launch that writes no state, the row is as fresh as before.
     #[must_use]
     pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
         self.fresh = Some(fresh);
         self
     }
 
-    /// With states that wait: tokens stay in a ring beside them, and a state is written once in several steps. Of one token, of bf16
-    /// states up to 8 (drafts), K-last, with [`States::update`] in place. See [`Pending`].
+    /// Defers the write-back of states. Updates of tokens stay in a ring next to the states, and a state is written once in several steps.
+    /// A step has one token, or up to 8 (drafts) on bf16 states. States are K-last, with [`States::update`] in place. See [`Pending`].
     ///
-    /// A row that folds is, bit for bit, a [`Flush`](super::Flush) and then the step. A fresh row writes a state of zeros.
+    /// A row that flushes its ring has the bits of a [`Flush`](super::Flush) followed by the step. A fresh row writes a state of zeros.
     #[must_use]
     pub fn pending(mut self, pending: Pending<'a>) -> Self {
         self.pending = Some(pending);
         self
     }
 
-    /// A prefill of which rows go on: `positions` `[B]` tokens of its sequence came before each.
+    /// Sets `positions` `[B]`, the number of tokens of the sequence before each row. The step becomes a prefill.
     ///
-    /// Pieces, and so bits, and [`Step::checkpoints`] are counted from the sequence's first token. Without positions
-    /// every row begins its sequence, or is counted as if it did.
+    /// Chunks (and therefore the bits of results) and [`Step::checkpoints`] are counted from the first token of the sequence. Without
+    /// positions every row counts as the beginning of its sequence.
     #[must_use]
     pub fn positions(mut self, positions: Tensor<'a>) -> Self {
         self.positions = Some(positions);
         self
     }
 
-    /// A prefill that keeps the state (and window) after every `every` tokens of a sequence, a multiple of 64, in
-    /// `slots` `[B, C]`. See [`Checkpoints`].
+    /// Keeps the state (and window) after every `every` tokens of a sequence, a multiple of 64, in `slots` `[B, C]`. The step becomes a
+    /// prefill. See [`Checkpoints`].
     #[must_use]
     pub fn checkpoints(mut self, every: usize, slots: Tensor<'a>) -> Self {
         self.checkpoints = Some(Checkpoints { every, slots });
         self
     }
 
-    /// A prefill with memory to work in: f32, of any dims, contiguous and 16-byte aligned, of at least
-    /// [`Work::workspace_bytes`](crate::Work::workspace_bytes).
+    /// Sets the scratch memory of a prefill: f32 of any dims, contiguous and 16-byte aligned, of at least
+    /// [`Work::workspace_bytes`](crate::Work::workspace_bytes). The step becomes a prefill.
     ///
-    /// Its contents mean nothing before or after a launch. It belongs to one stream at a time, and has to live as long
-    /// as graphs that captured a launch with it. Where T, or the `total` of packed rows, is at most 64 none is needed,
-    /// nor where T of packed rows [promises](Packed::max_tokens) so much; one that is given is not used then.
+    /// The contents mean nothing before or after a launch. A workspace belongs to one stream at a time, and has to outlive graphs that
+    /// captured a launch with it. None is needed if T, or the `total` of packed rows, is at most 64, or if T of packed rows
+    /// [promises](Packed::max_tokens) so. A workspace that is given then is not used.
     #[must_use]
     pub fn workspace(mut self, workspace: Tensor<'a>) -> Self {
         self.workspace = Some(workspace);
         self
     }
 
-    /// With what is fixed for the layer.
+    /// Sets the options of the layer.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
@@ -299,13 +298,13 @@ impl<'a, G> Step<'a, G> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Query `[B, T, H, K]`, key `[B, T, H, K]` and value `[B, T, HV, V]`, each bf16, f16 or f32.
+    /// Creates inputs from queries `[B, T, H, K]`, keys `[B, T, H, K]` and values `[B, T, HV, V]`, each bf16, f16 or f32.
     #[must_use]
     pub fn qkv(q: Tensor<'a>, k: Tensor<'a>, v: Tensor<'a>) -> Self {
         Self::Qkv { q, k, v }
     }
 
-    /// The layer's projection, of which a convolution makes query, key and value.
+    /// Creates inputs from the layer's projection, of which a convolution makes query, key and value.
     #[must_use]
     pub fn conv(convolution: Convolution<'a>) -> Self {
         Self::Conv(convolution)
@@ -313,19 +312,19 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Stored<'a> {
-    /// Key `[B, T', H, K]` and value `[B, T', HV, V]`, each bf16, f16 or f32.
+    /// Creates inputs from keys `[B, T', H, K]` and values `[B, T', HV, V]`, each bf16, f16 or f32.
     #[must_use]
     pub fn kv(k: Tensor<'a>, v: Tensor<'a>) -> Self {
         Self::Kv { k, v }
     }
 
-    /// x `[B, T', D]` of [`Previous`] tokens, before the convolution of the new ones.
+    /// Creates inputs of [`Previous`] tokens from their projection x `[B, T', D]`, to which the convolution of the new tokens is applied.
     #[must_use]
     pub fn x(x: Tensor<'a>) -> Self {
         Self::X { x }
     }
 
-    /// The convolution of a [`Commit`], of x `[B, T', D]`.
+    /// Creates inputs of a [`Commit`] from a convolution of x `[B, T', D]`.
     #[must_use]
     pub fn conv(convolution: Convolution<'a>) -> Self {
         Self::Conv(convolution)
@@ -333,7 +332,7 @@ impl<'a> Stored<'a> {
 }
 
 impl<'a> Previous<'a> {
-    /// Tokens of the last step, of which `keep` are committed; `gate` and `beta` as the new tokens' gates have them.
+    /// Creates previous tokens, of which the first `keep` are committed. `gate` and `beta` have the form of the new tokens' gates.
     #[must_use]
     pub fn new(stored: Stored<'a>, gate: Tensor<'a>, beta: Tensor<'a>, keep: Tensor<'a>) -> Self {
         Self {
@@ -346,7 +345,7 @@ impl<'a> Previous<'a> {
 }
 
 impl<'a, G> Commit<'a, G> {
-    /// A commit of the first `keep` tokens, with the default [`Options`].
+    /// Creates a commit of the first `keep` tokens, with the default [`Options`].
     #[must_use]
     pub fn new(stored: Stored<'a>, gates: G, keep: Tensor<'a>, states: Update<'a>) -> Self {
         Self {
@@ -359,14 +358,14 @@ impl<'a, G> Commit<'a, G> {
         }
     }
 
-    /// With rows that start from a state and a window of zeros: those where `fresh` `[B]` is not 0. As [`Step::fresh`].
+    /// Marks rows that start from a state and a window of zeros: those whose `fresh` `[B]` is not 0. See [`Step::fresh`].
     #[must_use]
     pub fn fresh(mut self, fresh: Tensor<'a>) -> Self {
         self.fresh = Some(fresh);
         self
     }
 
-    /// With what is fixed for the layer.
+    /// Sets the options of the layer.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;

@@ -22,7 +22,7 @@ use crate::step::shape::MAX_BATCH;
 use prefill::MOST_SEGMENTS;
 use shapes::{PAIRED_FROM, blocks_of};
 
-/// Pieces of a prompt, and units of the same numbers, that a launch is of.
+/// Range of a prompt's chunks in a launch. Chunks of more than one token are numbered alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub first: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// All that there are.
+    /// The range of all chunks.
     pub const ALL: Self = Self {
         first: 0,
         end: ALL_CHUNKS,
@@ -43,31 +43,31 @@ pub(crate) struct Launch<T> {
     pub of: T,
     pub shape: LaunchShape,
     pub segment: Segment,
-    /// Rows of one token are another launch's.
+    /// Whether rows of one token have a launch of their own.
     pub has_singles: bool,
 }
 
 impl<T> Launch<T> {
-    /// Says in the parameter of a prefill what it is that is launched.
+    /// Writes the launch's own fields into the parameter of a prefill.
     pub fn say(&self, params: &mut PrefillParams) {
         let Segment { first, end } = self.segment;
         (params.first_chunk, params.end_chunk) = (first, end);
-        // A chain's; others do not look at it.
+        // Only the scan reads `turns`.
         params.turns = self.shape.grid[2];
         params.has_singles = self.has_singles.into();
     }
 }
 
-/// The launches around the entry of a prefill.
+/// The launches around the main entry of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Beside<T> {
-    /// The first launch, of all units.
+    /// The convolution, the first launch, over all chunks.
     pub convolve: Option<(T, LaunchShape)>,
-    /// The launch before the entry, of all units or those of a segment.
+    /// The intra-chunk pass, before the main entry, over all chunks or those of a segment.
     pub prepare: Option<(T, LaunchShape)>,
-    /// The launch of rows of one token, after the entry and concurrent with it.
+    /// The launch of rows of one token, after the main entry and concurrent with it.
     pub single: Option<(T, LaunchShape)>,
-    /// The last launch.
+    /// The last launch, for windows and a norm.
     pub finish: Option<(T, LaunchShape)>,
 }
 
@@ -79,21 +79,21 @@ impl<T> Beside<T> {
         finish: None,
     };
 
-    /// All of them.
+    /// The entries or functions of all these launches.
     pub fn all(self) -> impl Iterator<Item = T> {
         let all = [self.convolve, self.prepare, self.single, self.finish];
         all.into_iter().flatten().map(|(of, _)| of)
     }
 }
 
-/// Where a prompt is cut.
+/// Division of a prompt into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cuts {
-    /// Units in all.
+    /// Number of chunks of the prompt.
     units: u32,
-    /// Blocks of the preparation of one.
+    /// Number of blocks of the intra-chunk pass for a chunk.
     blocks_of_unit: u32,
-    /// The first pieces of all segments but the first; 0 behind the last of these.
+    /// First chunks of all segments except the first, then zeros.
     firsts: [u32; MOST_SEGMENTS - 1],
 }
 
@@ -104,8 +104,8 @@ impl Cuts {
         firsts: [0; MOST_SEGMENTS - 1],
     };
 
-    /// The shape of the preparation of a segment, from that of all units. Where the chain of the segment before may overlap launches,
-    /// the preparation starts early beside that chain, and waits for it at its end.
+    /// The launch shape of the intra-chunk pass of a segment, from the shape for all chunks. If the previous segment's scan overlaps
+    /// launches, the pass starts early, runs concurrently with that scan, and waits for it at the end.
     fn shape_of(self, shape: LaunchShape, segment: Segment, overlaps: bool) -> LaunchShape {
         if self == Self::NONE {
             return shape;
@@ -119,17 +119,17 @@ impl Cuts {
     }
 }
 
-/// All launches of a request: of entries, kernels or compiled functions.
+/// All launches of a request, as entries, kernels or compiled functions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Launches<T> {
-    /// The only one, or that which has variants; of a prompt in segments one for each.
+    /// The only launch, or the one that has variants. Of a prompt in segments, it is launched once for each.
     pub main: (T, LaunchShape),
     pub beside: Beside<T>,
     pub cuts: Cuts,
 }
 
 impl<T: Copy> Launches<T> {
-    /// The only one.
+    /// A single launch.
     #[cfg(test)]
     pub fn alone(of: T, shape: LaunchShape) -> Self {
         Self {
@@ -139,7 +139,7 @@ impl<T: Copy> Launches<T> {
         }
     }
 
-    /// Does `f` with each, the first one first, up to the first error.
+    /// Calls `f` with each launch in order, until the first error.
     pub fn try_each<E>(&self, mut f: impl FnMut(Launch<T>) -> Result<(), E>) -> Result<(), E> {
         let has_singles = self.beside.single.is_some();
         let mut launch = |of: T, shape: LaunchShape, segment: Segment| {
@@ -176,7 +176,7 @@ impl<T: Copy> Launches<T> {
         Ok(())
     }
 
-    /// All of them, the first one first.
+    /// All launches in order.
     pub fn in_order(&self) -> Vec<Launch<T>> {
         let mut all = Vec::new();
         let pushed = self.try_each(|launch| {
@@ -188,7 +188,7 @@ impl<T: Copy> Launches<T> {
         }
     }
 
-    /// The same launches of what `f` makes of each.
+    /// The same launches, with each entry replaced by the result of `f`.
     pub fn try_map<U>(self, f: impl Fn(T) -> Result<U, Error>) -> Result<Launches<U>, Error> {
         let with = |(of, shape): (T, LaunchShape)| Ok::<_, Error>((f(of)?, shape));
         let Beside {
@@ -210,7 +210,7 @@ impl<T: Copy> Launches<T> {
     }
 }
 
-/// The launch of up to so many rows, which are the z of its grid.
+/// A launch of up to `last` rows. The number of rows is the z extent of its grid.
 #[derive(Clone, Copy, Debug)]
 pub struct ByRows<T> {
     pub last: u32,
@@ -219,7 +219,7 @@ pub struct ByRows<T> {
 }
 
 impl Problem {
-    /// The launches of `entry` and what goes with it, for rows of these lengths on a GPU; in the simulator nothing `overlaps`.
+    /// The launches of `entry` and around it, for rows of these lengths on a GPU. In the simulator no launch `overlaps`.
     pub fn launches(
         &self,
         entry: Entry,
@@ -229,7 +229,7 @@ impl Problem {
     ) -> Launches<Entry> {
         let overlaps = overlaps && gpu.overlaps();
         let mut beside = self.beside(lengths);
-        // Behind a chain the blocks that wait would only be in the way.
+        // After a scan, early blocks of this launch would only occupy multiprocessors while they wait.
         let finish = beside.finish.as_mut().filter(|_| lengths.are_short());
         for (_, shape) in beside.single.as_mut().into_iter().chain(finish) {
             shape.overlaps = overlaps;
@@ -240,7 +240,8 @@ impl Problem {
             shape.grid[2] = lengths.turns(x * y, gpu);
         }
         let mut cuts = Cuts::NONE;
-        // Nothing hides a preparation where launches do not overlap, but in the simulator.
+        // Segments are only useful where launches overlap: the intra-chunk pass then runs during a scan. The simulator uses the same
+        // segments.
         if let (Some((prepare, _)), 1, true) = (beside.prepare, lengths.rows, gpu.overlaps()) {
             let units = lengths.units_in_grid();
             let firsts = prefill::segments(units, blocks_of(&shape), gpu);
@@ -257,7 +258,7 @@ impl Problem {
                 let is_shared = cuts != Cuts::NONE || beside.single.is_some();
                 self.shape_on(entry, shape, gpu, is_shared)
             }
-            // The first of all waits for whatever was before it.
+            // The first launch waits for everything before it.
             _ => shape,
         };
         Launches {
@@ -267,8 +268,8 @@ impl Problem {
         }
     }
 
-    /// The launches of 1 row and more of what is no prefill, where nothing but the grid's z goes with B. They end where a GPU has no
-    /// kernel.
+    /// The launches for all numbers of rows, if the problem is no prefill: only the grid's z extent depends on B. The list ends early if
+    /// the GPU has no kernel.
     pub fn by_rows(&self, gpu: Gpu) -> impl Iterator<Item = ByRows<Entry>> {
         let heads = self.kind.last_heads(gpu).chain([PAIRED_FROM]);
         let rows = heads.map(|heads| heads / self.value_heads());

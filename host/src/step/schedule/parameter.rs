@@ -10,7 +10,7 @@ use crate::step::argument::Argument;
 use crate::step::request::Request;
 use crate::tensor::Tensor;
 
-/// The one parameter of every launch of a request.
+/// The parameter of every launch of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Parameter {
     Layer(LayerParams),
@@ -19,7 +19,7 @@ pub(crate) enum Parameter {
 }
 
 impl Parameter {
-    /// The bytes of a launch's parameter; a kernel takes them, or what they begin with.
+    /// The parameter of a launch as bytes. A kernel reads all of them or a prefix.
     pub fn bytes<T>(&mut self, launch: &Launch<T>) -> &[u8] {
         if let Self::Prefill(params) = self {
             launch.say(params);
@@ -33,7 +33,7 @@ impl Parameter {
 }
 
 impl Request<'_> {
-    /// The parameter of its launches.
+    /// The parameter of the request's launches.
     pub(crate) fn parameter(&self) -> Parameter {
         let params = *self.params();
         match self.pending {
@@ -43,7 +43,7 @@ impl Request<'_> {
         }
     }
 
-    /// The parameter of a kernel whose states wait; others take what it begins with.
+    /// The parameter of kernels with deferred write-back. It begins with the parameter of other kernels.
     pub(crate) fn deferred_params(
         &self,
         layer: LayerParams,
@@ -60,7 +60,7 @@ impl Request<'_> {
         }
     }
 
-    /// The parameter of a kernel of a prefill; others take what it begins with.
+    /// The parameter of a prefill's kernels. It begins with the parameter of other kernels.
     pub(crate) fn prefill_params(&self, layer: LayerParams) -> PrefillParams {
         use Argument as A;
         if !self.is_chunked() {

@@ -1,4 +1,4 @@
-//! What a prefill launches besides its chain: the kernels around it, the segments of a long prompt, and the workspace.
+//! The launches of a prefill around its scan, the segments of a long prompt, and the workspace.
 
 use gated_delta_kernels::machine;
 use gated_delta_kernels::prefill::norm::is_left;
@@ -12,27 +12,28 @@ use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 
-/// Most segments of a prompt.
+/// Largest number of segments of a prompt.
 pub(crate) const MOST_SEGMENTS: usize = 8;
 
-/// Units from which on a prompt is cut: a preparation of less takes no longer than what a cut costs.
+/// Least number of chunks of a prompt that is cut into segments. For fewer, the intra-chunk pass takes no longer than a cut costs.
 pub(crate) const SEGMENTED_FROM: u32 = 32;
 
-/// Least units of the first segment, whose preparation nothing hides; and of the last.
+/// Least numbers of chunks of the first segment (its intra-chunk pass overlaps nothing) and of the last segment.
 const LEAST_OF_SEGMENT: [u32; 2] = [16, 8];
 
-/// By how many units a segment grows if it may, so that there are no more of them than they are good for.
+/// Least growth from one segment to the next, in chunks, if the limit allows it. It keeps the number of segments small.
 const LEAST_GROWTH: u32 = 8;
 
-/// Units of a prompt for each unit of its first segment: keeps a very long prompt to eight segments.
+/// Number of a prompt's chunks for each chunk of its first segment. It limits a very long prompt to eight segments.
 const OF_FIRST_SEGMENT: u32 = 26;
 
-/// Where a prompt of so many units is cut, whose chain has so many blocks: the first pieces of all segments but the first;
-/// 0 behind them.
+/// Divides a prompt of `units` chunks, whose scan has `blocks` blocks, into segments. Returns the first chunks of all segments except the
+/// first, then zeros.
 ///
-/// The preparation of a segment runs beside the chain of the one before, on the multiprocessors that this leaves free: at least
-/// half of them, where it takes 0.7 of the time for a unit that the chain takes for a piece. So a segment has up to 1.4 times the units of
-/// the one before, and no more of them than it has to: what is prepared is in L2 if that has room for it. The last has what remains.
+/// The intra-chunk pass of a segment runs concurrently with the scan of the previous segment, on the multiprocessors that the scan leaves
+/// free. These are at least half of all, and on them the pass takes 0.7 of the scan's time per chunk. So a segment may have up to 1.4 times
+/// the chunks of the previous one. It has no more than necessary, so that the results of its pass stay in L2 if they fit. The last segment
+/// has the remaining chunks.
 pub(crate) fn segments(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_SEGMENTS - 1] {
     let mut firsts = [0; MOST_SEGMENTS - 1];
     if units < SEGMENTED_FROM || 2 * blocks > u64::from(gpu.multiprocessors) {
@@ -58,9 +59,9 @@ pub(crate) fn segments(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_SEGMENTS
 }
 
 impl Problem {
-    /// What is launched with the entry of rows of these lengths: of a prefill, the preparation of rows that are not short,
-    /// before it the convolution that they have, rows of one token beside longer ones, and behind all what writes the windows of a
-    /// convolution and norms o of rows that are not short.
+    /// The launches around the main entry for rows of these lengths; none if the problem is no prefill. They are the convolution and the
+    /// intra-chunk pass of rows that are not short, the rows of one token among longer ones, and the last launch, which writes windows and
+    /// applies the norm to o of rows that are not short.
     pub fn beside(&self, lengths: &Lengths) -> Beside<Entry> {
         if !self.is_chunked() {
             return Beside::NOTHING;
@@ -73,7 +74,7 @@ impl Problem {
             let blocks = units.saturating_mul(self.blocks_of_unit(entry));
             of(entry, [blocks, 1, 1])
         };
-        // Rows of single tokens alone have no units.
+        // Rows of at most one token have no chunks to prepare.
         let has_units = self.single(lengths).is_none();
         let convolve = kind.convolve().filter(|_| c.taps > 0);
         let [convolve, prepare] =
@@ -108,7 +109,7 @@ impl Problem {
         }
     }
 
-    /// Blocks that `entry` has for a unit.
+    /// Number of blocks of `entry` for a chunk.
     pub(super) fn blocks_of_unit(&self, entry: Entry) -> u32 {
         let (h, ratio) = (self.constants.h, self.constants.ratio);
         let computes = entry.computes();
@@ -116,15 +117,15 @@ impl Problem {
         computes.map_or(0, |it| it.family.blocks_of_unit(h, ratio, per_channel))
     }
 
-    /// Bytes of the workspace that rows of these lengths take on any GPU: no less than on this one.
+    /// Size in bytes of a workspace that is enough for rows of these lengths on any GPU. It is at least the size for this GPU.
     pub fn workspace_bytes_anywhere(&self, lengths: &Lengths) -> u64 {
         let mut elsewhere = *self;
         elsewhere.constants.machine = machine::AMPERE;
         elsewhere.workspace_bytes(lengths)
     }
 
-    /// Bytes of the workspace that rows of these lengths take. Those of a prompt in segments have a place for what one
-    /// leaves for the next; any rows of as many units have it too, which may be one row on some GPU, so that more rows never take less.
+    /// Size in bytes of the workspace for rows of these lengths. A prompt in segments needs room for the states between segments. All rows
+    /// with as many chunks get this room, since on some GPU they may be one prompt in segments; so more rows never need less.
     pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
         let prepare = match self.is_chunked() && self.single(lengths).is_none() {
             true => self.kind_of(lengths).prepare(),
@@ -150,7 +151,7 @@ impl Problem {
         })
     }
 
-    /// There is a workspace of as many bytes as rows of these lengths take.
+    /// Checks that the workspace is large enough for rows of these lengths.
     pub fn check_workspace(
         &self,
         lengths: &Lengths,
@@ -160,7 +161,7 @@ impl Problem {
     }
 }
 
-/// There is a workspace of so many bytes, where these are any.
+/// Checks that the workspace has at least `wanted` bytes, if that is not 0.
 pub fn check_workspace(wanted: u64, workspace: Option<Named<'_>>) -> Result<(), Error> {
     if wanted == 0 {
         return Ok(());
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
     use crate::step::gpu::MEASURED_ON;
 
-    /// The units of every segment.
+    /// Numbers of chunks of all segments.
     fn counts(units: u32, blocks: u64, multiprocessors: u32) -> Vec<u32> {
         let gpu = Gpu {
             multiprocessors,
@@ -224,7 +225,7 @@ mod tests {
             assert_eq!(counts.iter().sum::<u32>(), units);
             assert!(counts[0] >= 16 && counts.last() >= Some(&8), "{units}");
             for (i, pair) in counts.windows(2).enumerate() {
-                // A rest that is no segment of its own is the last one's.
+                // A remainder that is too short for a segment is part of the last one.
                 let rest = if i + 2 == counts.len() { 7 } else { 0 };
                 assert!(5 * (pair[1] - rest) <= 7 * pair[0], "{units}: {counts:?}");
             }

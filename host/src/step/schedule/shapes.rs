@@ -7,22 +7,23 @@ use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 
-/// Shared memory of which a multiprocessor has no two.
+/// Shared memory of a block in bytes, of which a multiprocessor has room for only one.
 const ALONE_BYTES: u32 = 116 * 1024;
 
-/// Shared memory beside which a multiprocessor has room for no other block: a chain of which a preparation runs beside keeps its
-/// multiprocessors to itself.
+/// Shared memory of a block in bytes that leaves a multiprocessor no room for any other block. A scan that runs concurrently with an
+/// intra-chunk pass keeps its multiprocessors to itself in this way.
 pub(crate) const WHOLE_BYTES: u32 = 227 * 1024;
 
-/// From more value heads than these on a block has two where it may: each has a multiprocessor then (H200: 132).
+/// Largest number of value heads for which each block has only one. With more, a block has two if the entry allows it, so that the blocks
+/// need fewer turns (an H200 has 132 multiprocessors).
 pub const PAIRED_FROM: u32 = 132;
 
-/// Blocks of a launch.
+/// Number of blocks of a launch.
 pub fn blocks_of(shape: &LaunchShape) -> u64 {
     shape.grid.into_iter().map(u64::from).product()
 }
 
-/// Says whether an entry takes rows of one token of a prefill.
+/// Says whether an entry processes the rows of one token of a prefill.
 fn takes_singles(entry: Entry) -> bool {
     let computes = entry.computes();
     computes.is_some_and(|computes| computes.family.takes_singles())
@@ -31,7 +32,7 @@ fn takes_singles(entry: Entry) -> bool {
 impl Problem {
     pub fn shape(&self, entry: Entry, lengths: &Lengths) -> LaunchShape {
         let (c, batch) = (&self.constants, lengths.rows);
-        // A block has one value head, or all those of a query/key head, or two where one each would take turns.
+        // A block has one value head, all value heads of a query/key head, or two if blocks of one would need more than one turn.
         let take_turns = batch.saturating_mul(self.value_heads()) > PAIRED_FROM;
         let across = match entry.max_heads() {
             1 if entry.makes_pairs() && c.ratio.is_multiple_of(2) && take_turns => c.ratio / 2,
@@ -48,7 +49,7 @@ impl Problem {
         self.shape_of(entry, grid)
     }
 
-    /// The shape of a grid of blocks of `entry`.
+    /// The launch shape of a grid of blocks of `entry`.
     pub fn shape_of(&self, entry: Entry, grid: [u32; 3]) -> LaunchShape {
         let ratio = self.constants.ratio;
         LaunchShape {
@@ -60,9 +61,9 @@ impl Problem {
         }
     }
 
-    /// The shape of a launch on a GPU, which overlaps the launch before it where the entry may. If the whole grid fits in one wave,
-    /// it asks for so much shared memory that a multiprocessor holds one of its blocks, also where the launch starts early; where the
-    /// GPU `is_shared` with the launch behind it, for so much that no block of that launch fits beside it.
+    /// The shape of a launch on a GPU. It overlaps the previous launch if the entry allows that. If the whole grid fits in one wave, it
+    /// asks for enough shared memory that a multiprocessor holds only one of its blocks, even if the launch starts early. If the GPU
+    /// `is_shared` with the next launch, it asks for enough that no block of that launch fits on the same multiprocessor.
     pub fn shape_on(
         &self,
         entry: Entry,
@@ -88,7 +89,7 @@ impl Problem {
         }
     }
 
-    /// Dynamic shared memory of a block of `entry`, bytes.
+    /// Dynamic shared memory of a block of `entry` in bytes.
     pub fn shared_bytes(&self, entry: Entry) -> u32 {
         let spare = if self.constants.tokens_are_bf16() {
             entry.shared_bytes_of_lows()

@@ -18,13 +18,13 @@ use crate::shapes::range;
 use crate::tensor::DType;
 use table::rows;
 
-/// Dynamic shared memory that a block may have on every GPU that is supported, bytes.
+/// Dynamic shared memory in bytes that a block may have on every supported GPU.
 pub(crate) const MAX_SHARED_BYTES: u32 = 99 * 1024;
 
-/// Dynamic shared memory that a block may have on Hopper, bytes.
+/// Dynamic shared memory in bytes that a block may have on Hopper.
 const MAX_HOPPER_SHARED_BYTES: u32 = 227 * 1024;
 
-/// Dynamic shared memory that a block of `entry` may have, bytes.
+/// Dynamic shared memory in bytes that a block of `entry` may have.
 fn most_shared_bytes(entry: Entry) -> u32 {
     match entry.takes_warpgroups() {
         true => MAX_HOPPER_SHARED_BYTES,
@@ -32,19 +32,19 @@ fn most_shared_bytes(entry: Entry) -> u32 {
     }
 }
 
-/// The largest B · HV that takes an entry on the measured GPU, and the entry.
+/// The largest B · HV for which an entry is selected on the measured GPU, and the entry.
 type Row = (u32, Entry);
 
-/// Any number of heads.
+/// Threshold of an entry for any number of heads.
 const ANY: u32 = u32::MAX;
 
-/// No number of heads: the entry is for machines that no other entry of the table serves.
+/// Threshold of an entry that is never selected on the measured GPU: it is for machines that no other entry of the table serves.
 const ELSEWHERE: u32 = 0;
 
-/// The only entry of a family for each K: 64, 96 and 128.
+/// The only entry of a family for each K, in the order 64, 96, 128.
 type ByDim = [Option<Entry>; 3];
 
-/// Finds the entries of a prefill's stage that has one for each K: of an operator, or of both.
+/// Finds the entries of a stage of a prefill that has one for each K, of one operator or of both.
 macro_rules! by_dim {
     ($stage:ident, $per_channel:pat) => {{
         const fn find(k: u32) -> Option<Entry> {
@@ -66,8 +66,7 @@ macro_rules! by_dim {
 }
 
 impl Kind {
-    /// The state dtype that its entries are named by: those of bf16 take f16 too, by a load-time constant, but for drafts on states
-    /// that wait.
+    /// The state dtype in the names of the entries. Entries of bf16 also take f16, by a load-time constant, except deferred drafts.
     fn state_of_entries(self) -> DType {
         match self.state {
             DType::F16 if !(self.family.is_deferred() && self.family.is_parallel()) => DType::Bf16,
@@ -75,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// The entry for K.
+    /// The entry for the K of the kind.
     fn of_dim(self, [of_64, of_96, of_128]: ByDim) -> Option<Entry> {
         match self.k_dim {
             64 => of_64,
@@ -85,7 +84,7 @@ impl Kind {
         }
     }
 
-    /// The preparation, which is launched before its entries with the same constants.
+    /// The intra-chunk pass. It is launched before the main entry, with the same constants.
     pub fn prepare(self) -> Option<Entry> {
         const GDN: ByDim = by_dim!(Prepare, Some(false));
         const KDA: ByDim = by_dim!(Prepare, Some(true));
@@ -96,30 +95,31 @@ impl Kind {
         }
     }
 
-    /// The convolution, which is launched before [`Self::prepare`] with the same constants.
+    /// The convolution. It is launched before [`Self::prepare`], with the same constants.
     pub fn convolve(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Convolve, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// The last launch, after its entries with the same constants: it writes windows, and norms o of rows that are not short.
+    /// The last launch of a prefill, with the constants of the main entry. It writes windows, and applies the norm to o of rows that are
+    /// not short.
     pub fn finish(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Finish, _);
         self.of_dim(ALL).filter(|_| self.is_chunked())
     }
 
-    /// The kernel of rows of one token, which is launched after its entries, concurrent with them, with the same constants.
+    /// The kernel of rows of one token. It is launched after the main entry and runs concurrently with it, with the same constants.
     pub fn single(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Single, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// Says whether the last launch norms o: it does of rows that have a preparation.
+    /// Says whether the last launch applies the norm. It does if there is an intra-chunk pass.
     pub fn norms_behind(self) -> bool {
         self.norm && self.prepare().is_some()
     }
 
-    /// All that is launched with its entries, with a convolution or without.
+    /// All entries that are launched around the main entry, with or without a convolution.
     pub fn beside(self, convolves: bool) -> impl Iterator<Item = Entry> {
         let convolve = self.convolve().filter(|_| convolves);
         let finish = self.finish();
@@ -128,7 +128,7 @@ impl Kind {
         all.into_iter().flatten()
     }
 
-    /// The kinds that a launch may be of, by lengths that are no constants.
+    /// The kinds of a launch that differ in lengths, which are not constants.
     pub fn of_any_lengths(self) -> Vec<Self> {
         [Some(self), self.of_short_rows()]
             .into_iter()
@@ -136,18 +136,18 @@ impl Kind {
             .collect()
     }
 
-    /// The kind of rows of at most 64 tokens, where these have kernels of their own.
+    /// The kind of rows of at most 64 tokens, if they have kernels of their own.
     pub fn of_short_rows(self) -> Option<Self> {
         let family = Family::chunked(Stage::Short);
         (self.family.is_chain()).then_some(Self { family, ..self })
     }
 
-    /// Most value heads of a query/key head, where its kernels compute all of these together.
+    /// Largest HV / H, if the kernels compute all value heads of a query/key head together. Otherwise `None`.
     pub fn max_heads(self) -> Option<u32> {
         if !self.is_layer() {
             return None;
         }
-        // Some of a single value head take no other.
+        // Some entries for a single value head take only that one.
         let of_several = Self { ratio: 2, ..self };
         let entries = rows(of_several).iter();
         let most = |&(_, entry): &Row| {
@@ -164,7 +164,7 @@ impl Kind {
         entries.filter_map(most).max()
     }
 
-    /// Dynamic shared memory of a block of `entry`, bytes.
+    /// Dynamic shared memory of a block of `entry` in bytes.
     pub fn shared_bytes(self, entry: Entry) -> u32 {
         let of_state = match (self.layout, self.state) {
             (StateLayout::KLast, state) => entry.shared_state_elements() * state.size_of() as u32,
@@ -174,7 +174,7 @@ impl Kind {
         shared.bytes(self.tokens, self.ratio) + of_state
     }
 
-    /// Some variant has room for these tokens and value heads, where any is compiled.
+    /// Checks that some variant has room for the tokens and value heads, if any variant is compiled.
     pub fn check_room(self) -> Result<(), Error> {
         checks::ratio(self.ratio as usize, self.max_heads())?;
         let mut entries = rows(self).iter().map(|&(_, entry)| entry);
@@ -184,7 +184,7 @@ impl Kind {
         Err(self.no_room(|_| true))
     }
 
-    /// The error that says what has room, among the variants that a GPU `takes`.
+    /// The error that names the largest number that has room, among the variants that a GPU `takes`.
     #[cold]
     fn no_room(self, takes: impl Fn(Entry) -> bool) -> Error {
         let fits = |kind: Self| {
@@ -210,13 +210,13 @@ impl Kind {
         }
     }
 
-    /// Says whether `entry` has room for the value heads that it takes together, and for the tokens.
+    /// Says whether `entry` has room for the value heads that a block computes together, and for the tokens.
     fn has_room(self, entry: Entry) -> bool {
         self.ratio <= entry.max_ratio() && self.shared_bytes(entry) <= most_shared_bytes(entry)
     }
 
-    /// The entry for `heads` = B · HV states on a GPU: what counts is how many times the blocks fill it. Where that has no
-    /// room, another that has.
+    /// The entry for `heads` = B · HV states on a GPU. The thresholds are scaled by the number of multiprocessors. If the selected entry
+    /// has no room, the next one that has room is taken.
     pub fn entry(self, heads: u32, gpu: Gpu) -> Result<Entry, Error> {
         let measured = u64::from(heads) * u64::from(MEASURED_ON.multiprocessors);
         let reaches =
@@ -233,7 +233,7 @@ impl Kind {
         last.ok_or_else(|| self.no_entry(gpu))
     }
 
-    /// The most states that each of its entries but the last is selected for.
+    /// The largest B · HV for which each entry of the table is selected on a GPU, except the last.
     pub fn last_heads(self, gpu: Gpu) -> impl Iterator<Item = u32> {
         let up_to = rows(self).iter().map(|&(up_to, _)| up_to);
         up_to.filter(|&up_to| up_to != ANY).map(move |up_to| {
@@ -276,7 +276,7 @@ impl Kind {
             && serves(entry, gpu.machine())
     }
 
-    /// Every entry that [`Kind::entry`] may answer, over all batch sizes.
+    /// Every entry that [`Kind::entry`] may return, over all batch sizes.
     pub fn entries(self, gpu: Gpu) -> impl Iterator<Item = Entry> {
         let entries = rows(self).iter().map(|&(_, entry)| entry);
         entries.filter(move |&entry| self.runs_on(entry, gpu))

@@ -1,4 +1,4 @@
-//! The kernels of a problem, by the lengths of its rows.
+//! The kernels of a problem for rows of given lengths.
 
 use crate::Entry;
 use crate::error::Error;
@@ -8,7 +8,7 @@ use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 
 impl Problem {
-    /// The same problem for another GPU, on which the constants of a prefill depend.
+    /// The same problem for another GPU. The constants of a prefill depend on the GPU.
     pub fn on(mut self, gpu: Gpu) -> Self {
         if self.is_chunked() {
             self.constants.machine = gpu.machine();
@@ -22,7 +22,7 @@ impl Problem {
         self
     }
 
-    /// The kernels of rows of these lengths: short rows have their own on Hopper.
+    /// The kind for rows of these lengths. On Hopper short rows have kernels of their own.
     pub fn kind_of(&self, lengths: &Lengths) -> Kind {
         let is_short = self.is_on_hopper() && lengths.are_short();
         let short = self.kind.of_short_rows().filter(|_| is_short);
@@ -36,14 +36,14 @@ impl Problem {
         Ok(self.single(lengths).unwrap_or(entry))
     }
 
-    /// The kernel of rows of one token, where every row is one: it is launched alone then, not beside a chain. None where the norm
-    /// behind a chain would look for what that leaves.
+    /// The kernel of rows of one token, if every row has at most one: it is then launched alone, without a scan. `None` if the norm after a
+    /// scan would need outputs that this kernel does not leave.
     pub fn single(&self, lengths: &Lengths) -> Option<Entry> {
         let is_alone = lengths.are_single() && !self.leaves_tokens();
         self.kind.single().filter(|_| is_alone)
     }
 
-    /// All variants for rows of these lengths.
+    /// All variants of the main launch for rows of these lengths.
     pub fn variants(&self, lengths: &Lengths) -> impl Iterator<Item = Entry> {
         let single = self.single(lengths);
         let of_kind = self.kind_of(lengths).variants();
@@ -52,7 +52,7 @@ impl Problem {
             .chain(single)
     }
 
-    /// Every entry that rows of some lengths get on a GPU.
+    /// Every entry that is launched on a GPU for rows of some lengths.
     pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
         let mut kinds = self.kind.of_any_lengths();
         kinds.retain(|kind| *kind == self.kind || self.is_on_hopper());

@@ -1,4 +1,4 @@
-//! Thresholds: which entry a number of states gets. `build.rs` makes the match of them of `tiles.txt`.
+//! Thresholds: the entry for each number of states. `build.rs` generates the `match` from `tiles.txt`.
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Form, Stage};

@@ -1,11 +1,11 @@
-//! Tables, rooms and the choice of an entry.
+//! Tests of the tables, of the room of entries and of the choice of an entry.
 
 use std::collections::HashSet;
 
 use super::table::UNSELECTED;
 use super::*;
 
-/// A kind of one token and one value head.
+/// A kind with one token and one value head.
 fn kind(
     family: Family,
     per_channel: bool,
@@ -28,11 +28,11 @@ fn kind(
     }
 }
 
-/// Kinds that have entries of their own, or lines.
+/// Kinds that have entries or thresholds of their own.
 fn kinds() -> impl Iterator<Item = Kind> {
     use StateLayout::{KLast, VLast};
 
-    // What has a line of its own besides: the mode, whether views are narrow, and T + T'.
+    // Besides, the mode, narrow views and T + T' have thresholds of their own.
     let others = [
         (Mode::Update, false, 1),
         (Mode::Update, false, 4),
@@ -79,12 +79,12 @@ fn kinds() -> impl Iterator<Item = Kind> {
     })
 }
 
-/// The same with one and with two value heads of a query/key head.
+/// The same kinds with one and with two value heads per query/key head.
 fn of_each_ratio() -> impl Iterator<Item = Kind> {
     kinds().flat_map(|kind| [1, 2].map(|ratio| Kind { ratio, ..kind }))
 }
 
-/// What a step keeps has a table of its own: f32 K-last updates of eight tokens, V-last states after each of many.
+/// The kept states have tables of their own: f32 K-last updates of eight tokens, and V-last states after each of many tokens.
 #[test]
 fn what_is_kept_chooses() {
     let kind = |layout, state, tokens, mode| Kind {
@@ -139,7 +139,7 @@ fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
     }
 }
 
-/// An entry is on a line, launched beside what is, or on the list of those that no launch selects.
+/// An entry is in a table, launched around one that is, or in the list of entries that no launch selects.
 #[test]
 fn every_entry_is_selected_by_some_kind_or_said_not_to_be() {
     let selected = of_each_ratio().flat_map(|kind| rows(kind).iter().map(|&(_, entry)| entry));
@@ -187,15 +187,15 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
         ..MEASURED_ON
     };
     for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
-        // With many tokens a block has no room for the most heads.
+        // With many tokens a block has no room for the largest number of heads.
         let most = kind.max_heads().unwrap_or(8);
         let most = if kind.tokens > 1 { 2 } else { most };
         for ratio in [1, 2, most] {
             let kind = Kind { ratio, ..kind };
-            // Short rows are worked by the chain there.
+            // The scan processes short rows on these GPUs.
             let is_short = kind.family.stage() == Some(Stage::Short);
-            // In the parallel formulation a block has one value head, and these meet in clusters; where states wait even
-            // of one.
+            // In the parallel formulation a block has one value head, and blocks are in clusters; with deferred write-back even for a
+            // single value head.
             let clusters = kind.family == Family::PARALLEL.in_layer().on_deferred();
             let has_whole_blocks = !(kind.is_layer() && kind.family.is_parallel());
             let alone = (ratio == 1 && !clusters) || has_whole_blocks;
@@ -221,7 +221,7 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
     }
 }
 
-/// Where no more than a number of tokens, or of value heads, has room, an error says how many.
+/// If only fewer tokens or value heads have room, the error says how many.
 #[test]
 fn what_has_no_room_in_a_block_is_an_error() {
     let (mut by_tokens, mut by_heads) = (0, 0);
@@ -258,7 +258,7 @@ fn what_has_no_room_in_a_block_is_an_error() {
     assert!(by_tokens > 0 && by_heads > 0);
 }
 
-/// Of K-last states a chain's copier brings those of a block that has all of a head.
+/// With K-last states, the copier of a scan loads the states of a block that has all of a head.
 #[test]
 fn a_block_has_room_for_the_state_that_is_brought() {
     let bytes = |entry, layout, state| {
@@ -290,7 +290,7 @@ fn a_block_has_room_for_the_state_that_is_brought() {
     }
 }
 
-/// A batch for whose entry there is no room gets one that has.
+/// If the selected entry for a batch has no room, another entry that has room is selected.
 #[test]
 fn entries_without_room_are_passed_over() {
     let mut passed = 0;

@@ -1,4 +1,4 @@
-//! What every operator on states asks of its sizes and tensors.
+//! Checks of sizes and tensors that all operators share.
 
 use crate::Entry;
 use crate::error::Error;
@@ -6,26 +6,26 @@ use crate::shapes::{Named, View, range, unsupported};
 use crate::step::args::StateLayout;
 use crate::tensor::DType;
 
-/// Most rows of one launch: a grid's z extent.
+/// Largest number of rows of a launch: the limit of a grid's z extent.
 pub const MAX_BATCH: usize = 65_535;
 
-/// Heads of a layer and their dims.
+/// Numbers of heads of a layer and their dims.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Heads {
-    /// Query/key heads.
+    /// Number of query/key heads.
     pub h: usize,
-    /// Value heads.
+    /// Number of value heads.
     pub hv: usize,
     /// HV / H.
     pub ratio: usize,
-    /// K
+    /// K, the dim of a query/key head.
     pub k_dim: usize,
-    /// V
+    /// V, the dim of a value head.
     pub v_dim: usize,
 }
 
 impl Heads {
-    /// Checks them, as the dims of k and v say.
+    /// Checks the numbers of heads and the dims.
     #[inline]
     pub fn new(h: usize, k_dim: usize, hv: usize, v_dim: usize) -> Result<Self, Error> {
         if !matches!(k_dim, 64 | 96 | 128) {
@@ -40,7 +40,7 @@ impl Heads {
         if h == 0 || h > MAX_BATCH {
             return Err(range("H", format!("1..={MAX_BATCH}"), h));
         }
-        // In 32 bits, which divide faster: a number that does not fit them is no multiple either.
+        // The division is in 32 bits, which is faster. A number that does not fit in 32 bits is no multiple either.
         let ratio = (hv as u32 / h as u32) as usize;
         if hv == 0 || hv > MAX_BATCH || ratio * h != hv {
             return Err(range(
@@ -58,12 +58,12 @@ impl Heads {
         })
     }
 
-    /// D, the channels of a convolution that makes q, k and v.
+    /// D, the number of channels of a convolution that makes q, k and v.
     pub fn channels(&self) -> usize {
         2 * self.h * self.k_dim + self.hv * self.v_dim
     }
 
-    /// The two inner dims of a state.
+    /// The two inner dims of a state, in the order of the layout.
     pub fn state_dims(&self, layout: StateLayout) -> [usize; 2] {
         match layout {
             StateLayout::KLast => [self.v_dim, self.k_dim],
@@ -72,7 +72,7 @@ impl Heads {
     }
 }
 
-/// A block has all value heads of a query/key head, where kernels say how many it may have.
+/// Checks that a block has room for all value heads of a query/key head. `most` is the limit; `None`: the kernels have none.
 pub(crate) fn ratio(ratio: usize, most: Option<u32>) -> Result<(), Error> {
     match most {
         Some(most) if ratio > most as usize => Err(range(
@@ -84,7 +84,7 @@ pub(crate) fn ratio(ratio: usize, most: Option<u32>) -> Result<(), Error> {
     }
 }
 
-/// B fits a launch.
+/// Checks that a launch can have this many rows.
 #[inline]
 pub(crate) fn batch(rows: usize) -> Result<(), Error> {
     if rows > MAX_BATCH {
@@ -93,7 +93,7 @@ pub(crate) fn batch(rows: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Floats of these dims with a contiguous innermost one: q, k, v, o, or gates.
+/// Checks dims and a float dtype, with a contiguous innermost dim: for q, k, v, o, or gates.
 #[inline(always)]
 pub(crate) fn floats<'a, const N: usize>(
     tensor: Named<'a>,
@@ -107,27 +107,27 @@ pub(crate) fn floats<'a, const N: usize>(
     Ok(view)
 }
 
-/// The way in which the rows of a tensor lie.
+/// Layout of a tensor's rows.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rows {
-    /// One behind the other, as one row.
+    /// Whether rows are concatenated: dim 0 has size one.
     pub packed: bool,
-    /// Nothing that is compiled depends on their lengths.
+    /// Whether constants are the same for rows of any length.
     pub any_length: bool,
 }
 
-/// Elements between the rows, tokens and heads of a tensor, and whether its accesses are not aligned to 16 bytes.
+/// Strides of a tensor in elements, and whether its accesses are narrow (not aligned to 16 bytes).
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Strides {
     pub row: u32,
-    /// 0 for one token.
+    /// Stride of tokens; 0 if there is only one token.
     pub token: u32,
     pub head: u32,
     pub narrow: bool,
 }
 
 impl Strides {
-    /// Checks a tensor of `[rows, tokens, heads, dim]` floats; rows of different lengths are one row.
+    /// Checks a float tensor `[rows, tokens, heads, dim]`; packed rows are `[1, total, heads, dim]`.
     pub fn of_heads(
         tensor: Named<'_>,
         letters: &'static [&'static str; 4],
@@ -142,12 +142,12 @@ impl Strides {
             row,
             token,
             head,
-            // Of any length, whatever T is: what is compiled does not depend on it.
+            // In a launch of rows of any length, the tokens' stride counts even if T is 1, so that constants do not depend on T.
             narrow: !is_wide || rows.any_length && !view.token_wide(),
         })
     }
 
-    /// Checks a tensor of `[rows, tokens, …]` floats, of which no access is wide.
+    /// Checks a float tensor `[rows, tokens, …]` without wide accesses.
     pub fn of_tokens(
         tensor: Named<'_>,
         letters: &'static [&'static str; 3],
@@ -165,14 +165,14 @@ impl Strides {
     }
 }
 
-/// Strides of rows and tokens, dims 0 and 1.
+/// Strides of rows and tokens (dims 0 and 1).
 #[inline(always)]
 fn steps<const N: usize>(view: View<'_, N>, rows: Rows) -> Result<[u32; 2], Error> {
     let row = match rows.packed {
         true => 0,
         false => view.row_stride()?,
     };
-    // A launch of rows of any length has its rows' stride as a parameter.
+    // A launch of rows of any length has the rows' stride as a parameter, not as a constant.
     let row = if rows.any_length { 0 } else { row };
     let token = if rows.packed || rows.any_length || view.dims[1] > 1 {
         view.token_stride()?
@@ -182,7 +182,7 @@ fn steps<const N: usize>(view: View<'_, N>, rows: Rows) -> Result<[u32; 2], Erro
     Ok([row, token])
 }
 
-/// A parameter of the gates, f32 without gaps; whether it is aligned to 16 bytes.
+/// Checks a parameter of the gates, contiguous f32. Says whether it is aligned to 16 bytes.
 pub(crate) fn parameter<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],
@@ -195,7 +195,7 @@ pub(crate) fn parameter<const N: usize>(
     Ok(view.wide())
 }
 
-/// Integers of these dims, each row without gaps.
+/// Checks an integer tensor of these dims, whose rows have no gaps.
 pub(crate) fn indices<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],
@@ -207,7 +207,7 @@ pub(crate) fn indices<const N: usize>(
     tensor.natural()
 }
 
-/// Floats of every slot, which are written: contiguous but for the stride of slots. Elements between slots.
+/// Checks a written float tensor of all slots, contiguous except for the stride of slots. Returns this stride in elements.
 pub(crate) fn floats_of_slots<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],
@@ -221,7 +221,7 @@ pub(crate) fn floats_of_slots<const N: usize>(
     view.row_stride()
 }
 
-/// [`floats_of_slots`] whose slots are 16-byte aligned.
+/// [`floats_of_slots`], and a check that slots are 16-byte aligned.
 pub(crate) fn wide_floats_of_slots<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],
@@ -239,7 +239,7 @@ pub(crate) fn wide_floats_of_slots<const N: usize>(
     Ok(stride)
 }
 
-/// `tensor` has the dtype of `like`, which `wanted` says.
+/// Checks that `tensor` has the dtype of `like`, as `wanted` says.
 #[inline]
 pub(crate) fn same_dtype(
     tensor: Named<'_>,
@@ -249,7 +249,7 @@ pub(crate) fn same_dtype(
     tensor.dtype(&[like.tensor.dtype()], wanted)
 }
 
-/// The factor of q: finite, 1/√K by default.
+/// The factor of q: finite, by default 1/√K.
 #[inline]
 pub(crate) fn scale(scale: Option<f32>, k_dim: usize) -> Result<f32, Error> {
     let scale = scale.unwrap_or(1.0 / (k_dim as f32).sqrt());
@@ -259,7 +259,7 @@ pub(crate) fn scale(scale: Option<f32>, k_dim: usize) -> Result<f32, Error> {
     Ok(scale)
 }
 
-/// The kernels' code of a null slot.
+/// The kernels' code of the null slot.
 #[inline]
 pub(crate) fn null_slot(slot: Option<u32>) -> Result<u32, Error> {
     if slot == Some(u32::MAX) {
@@ -272,7 +272,7 @@ pub(crate) fn null_slot(slot: Option<u32>) -> Result<u32, Error> {
     Ok(slot.unwrap_or(u32::MAX))
 }
 
-/// Each address is a multiple of so many bytes, a power of two. A launch makes no name where the addresses are good.
+/// Checks that each address is a multiple of `bytes`, a power of two. Names are computed only for the error.
 #[inline(always)]
 pub(crate) fn aligned<const N: usize>(
     bytes: usize,
@@ -286,7 +286,7 @@ pub(crate) fn aligned<const N: usize>(
     }
 }
 
-/// The first address that is no multiple of so many bytes is in the error.
+/// The error for the first address that is not a multiple of `bytes`.
 #[cold]
 pub(crate) fn misaligned(
     bytes: usize,
@@ -301,7 +301,7 @@ pub(crate) fn misaligned(
     }
 }
 
-/// `variant`, which is one of the arguments' own.
+/// Checks that `variant` is one of the variants of the arguments.
 pub(crate) fn one_of(
     mut variants: impl Iterator<Item = Entry>,
     variant: Entry,

@@ -1,4 +1,4 @@
-//! The load-time constants of a request that is checked.
+//! The load-time constants of a checked request.
 
 use gated_delta_kernels::constants::{Element, Index};
 use gated_delta_kernels::machine;
@@ -25,7 +25,7 @@ fn index(tensor: Option<Named<'_>>) -> u32 {
     }) as u32
 }
 
-/// The kernels' code of a float dtype; the check has let no other through.
+/// The kernels' code of a float dtype. Other dtypes were refused by the checks.
 fn element(tensor: Option<Named<'_>>) -> u32 {
     (match tensor.map(|named| named.tensor.dtype()) {
         Some(DType::Bf16) => Element::Bf16,
@@ -34,7 +34,7 @@ fn element(tensor: Option<Named<'_>>) -> u32 {
     }) as u32
 }
 
-/// The load-time constants, by what the checks have found.
+/// The load-time constants of a request with these results of the checks.
 pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
     let (heads, gates, options) = (&found.extents.heads, &request.gates, request.options);
     let (new, previous) = (&request.new_tokens(), &request.previous_tokens());
@@ -173,7 +173,7 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
         state_f32: flag(request.is_chunked() && request.pool().tensor.dtype() == DType::F32),
         state_v_last: flag(request.is_chunked() && options.state_layout == StateLayout::VLast),
         per_channel: flag(gates.per_channel),
-        // Of the GPU that the thresholds were measured on: `Problem::on` has it of another.
+        // The machine of the GPU that the thresholds were measured on. `Problem::on` sets that of another GPU.
         machine: if request.is_chunked() {
             machine::HOPPER
         } else {

@@ -1,4 +1,4 @@
-//! What a convolution, its windows and a norm have to be.
+//! Checks of a convolution, its windows and a norm.
 
 use super::checks::{Strides, floats, same_dtype};
 use super::extents::Extents;
@@ -8,10 +8,10 @@ use crate::step::args::{Activation, Formulation};
 use crate::step::argument::Argument;
 use crate::step::request::{Phase, Request};
 
-/// Dims of windows, and of those that are written to another pool: it has a P of its own, and windows its slots.
+/// Names of the dims of windows, and of windows in another pool to write: they have the slots of that pool, which has its own P.
 const OF_SLOTS: [[&str; 3]; 2] = [["P", "D", "W - 1"], ["P of write_pool", "D", "W - 1"]];
 
-/// Dims of windows with token slots, as [`OF_SLOTS`].
+/// [`OF_SLOTS`] with token slots.
 const OF_TOKEN_SLOTS: [[&str; 3]; 2] = [
     ["P", "D", "W - 2 + T"],
     ["P of write_pool", "D", "W - 2 + T"],
@@ -23,13 +23,13 @@ const DISTINCT: &str = "inputs that do not overlap, since they are written";
 /// Strides and alignment of the tensors of a convolution.
 #[derive(Default)]
 pub struct ConvolutionStrides {
-    /// W
+    /// W, the number of taps.
     pub taps: u32,
-    /// The projection of the new tokens.
+    /// Strides of the projection of the new tokens.
     pub x: Strides,
-    /// Between the channels of the weight.
+    /// Stride of the weight's channels, in elements.
     pub weight_channel: u32,
-    /// The taps of every channel are aligned to their bytes, where they are a power of two.
+    /// Whether the taps of every channel are aligned to their size in bytes, if that is a power of two.
     pub wide_weight: bool,
     pub read: WindowStrides,
     pub write: WindowStrides,
@@ -40,11 +40,11 @@ pub struct ConvolutionStrides {
 #[derive(Default)]
 pub struct NormStrides {
     pub z: Strides,
-    /// Accesses to z and the weight are aligned to 16 bytes.
+    /// Whether accesses to z and the weight are aligned to 16 bytes.
     pub wide: bool,
 }
 
-/// Elements between the rows of snapshots of windows, their tokens, channels, and the inputs of one.
+/// Strides of snapshots of windows in elements: rows, tokens, channels and inputs.
 #[derive(Clone, Copy, Default)]
 pub struct WindowSnapshotStrides {
     pub row: u32,
@@ -53,7 +53,7 @@ pub struct WindowSnapshotStrides {
     pub input: u32,
 }
 
-/// Elements between the slots of windows, their channels, and the inputs of one.
+/// Strides of windows in elements: slots, channels and inputs.
 #[derive(Clone, Copy, Default)]
 pub struct WindowStrides {
     pub slot: u32,
@@ -62,7 +62,7 @@ pub struct WindowStrides {
 }
 
 impl WindowStrides {
-    /// Checks windows of so many slots, which `slots_of` says, channels and inputs.
+    /// Checks windows whose dims are `sizes` (slots, channels and inputs), which `letters` name.
     fn of(
         tensor: Named<'_>,
         letters: &'static [&'static str; 3],
@@ -85,7 +85,7 @@ impl WindowStrides {
 }
 
 impl ConvolutionStrides {
-    /// Checks the windows of a flush, which say W.
+    /// Checks the windows of a flush. Their dims determine W.
     pub fn of_flushed(windows: Named<'_>, slots: usize, channels: usize) -> Result<Self, Error> {
         let [letters, _] = &OF_SLOTS;
         let [_, _, inputs] = *windows.rank("[P, D, W - 1]")?.dims;
@@ -103,7 +103,7 @@ impl ConvolutionStrides {
 }
 
 impl WindowSnapshotStrides {
-    /// Checks windows after so many tokens of `rows`, of so many channels and inputs.
+    /// Checks snapshots of windows `[rows, steps, channels, inputs]` with steps ≥ `tokens`.
     fn of(
         tensor: Named<'_>,
         rows: usize,
@@ -129,7 +129,7 @@ impl WindowSnapshotStrides {
     }
 }
 
-/// An activation is one of `allowed`, which `wanted` spells out.
+/// Checks that an activation is one of `allowed`, which `wanted` spells out.
 fn activation(
     what: &'static str,
     activation: Activation,
@@ -146,7 +146,7 @@ fn activation(
     })
 }
 
-/// Checks the convolution, where there is one.
+/// Checks the convolution, if there is one.
 pub fn check(request: &Request<'_>, extents: &Extents) -> Result<ConvolutionStrides, Error> {
     let Some(conv) = request.conv() else {
         return Ok(ConvolutionStrides::default());
@@ -221,7 +221,7 @@ pub fn check(request: &Request<'_>, extents: &Extents) -> Result<ConvolutionStri
     })
 }
 
-/// Checks the norm, where there is one.
+/// Checks the norm, if there is one.
 pub fn check_norm(request: &Request<'_>, extents: &Extents) -> Result<NormStrides, Error> {
     let Some(norm) = request.norm else {
         return Ok(NormStrides::default());
@@ -239,7 +239,7 @@ pub fn check_norm(request: &Request<'_>, extents: &Extents) -> Result<NormStride
     let heads = extents.heads;
     let z = extents.new.values(norm.named_z(), heads)?;
     let weight = floats(norm.named_weight(), &["V"], &[heads.v_dim])?;
-    // The others take them one by one, and would be compiled twice for nothing.
+    // Recurrent kernels have only narrow accesses. With a wide constant they would be compiled twice.
     let takes_wide = request.formulation != Formulation::Recurrent;
     let wide = takes_wide && !z.narrow && weight.wide();
     Ok(NormStrides { z, wide })

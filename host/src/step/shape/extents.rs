@@ -1,4 +1,4 @@
-//! Rows and tokens of tensors, and the strides to them.
+//! Numbers of rows and tokens of tensors, and checks of tensors by them.
 
 use super::checks::{Heads, Rows, Strides, indices};
 use crate::error::Error;
@@ -7,17 +7,17 @@ use crate::step::args::{Formulation, Inputs, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::request::{KeptInputs, New, Phase, Request};
 
-/// Tokens of some tensors.
+/// Extent of the tensors of new or previous tokens.
 pub struct Extent {
-    /// Most tokens of a row.
+    /// Largest number of tokens of a row.
     pub tokens: usize,
-    /// Sizes of the two outermost dims.
+    /// Sizes of the two outermost dims: rows and tokens, or 1 and `total`.
     outer: [usize; 2],
     letters: &'static Letters,
     lie: Rows,
 }
 
-/// Names of the dims of the tensors of some tokens.
+/// Names of the dims of tensors, by kind of tensor.
 struct Letters {
     key: [&'static str; 4],
     value: [&'static str; 4],
@@ -42,19 +42,19 @@ impl Letters {
     }
 }
 
-/// The dims of a launch.
+/// Numbers of rows, tokens and heads of a launch.
 pub struct Extents {
-    /// B.
+    /// B, the number of rows.
     pub rows: usize,
-    /// The new tokens; T is 0 where there are none.
+    /// Extent of the new tokens. T is 0 if there are none.
     pub new: Extent,
-    /// The previous tokens; T' is 0 where there are none.
+    /// Extent of the previous tokens. T' is 0 if there are none.
     pub previous: Extent,
     pub heads: Heads,
 }
 
 impl Extents {
-    /// The dims that the first tensors of `request` have.
+    /// Reads the numbers from the dims of the first tensors of `request`.
     pub fn of(request: &Request<'_>) -> Result<Self, Error> {
         let (mut rows, mut sizes) = (0, [0; 4]);
         let (mut new, mut previous) = (Extent::dense(0, 0, &NEW), Extent::dense(0, 0, &PREVIOUS));
@@ -103,7 +103,7 @@ impl Extents {
     }
 }
 
-/// B, the extent of the new tokens, and H, K, HV and V.
+/// B, the extent of the new tokens, and `[H, K, HV, V]`.
 fn of_new(request: &Request<'_>, given: &New<'_>) -> Result<(usize, Extent, [usize; 4]), Error> {
     let cu_seqlens = request.get(Argument::CuSeqlens);
     let (x_dims, q_dims, v_dims) = match cu_seqlens {
@@ -137,8 +137,8 @@ fn of_new(request: &Request<'_>, given: &New<'_>) -> Result<(usize, Extent, [usi
     Ok((rows, extent, sizes))
 }
 
-/// K = 96 has kernels of GDN that go token by token, and in chunks; K = 64 has such of KDA that go token by token. What V is with
-/// it does not matter to them.
+/// Checks that some kernels take K. K = 96 is for GDN, recurrent or chunked; K = 64 is for GDN, and for KDA in the recurrent formulation. V
+/// is checked elsewhere.
 fn check_keys(request: &Request<'_>, k_dim: usize) -> Result<(), Error> {
     use Formulation::{Chunked, Parallel};
     let with = match (k_dim, request.gates.per_channel, request.formulation) {
@@ -154,7 +154,7 @@ fn check_keys(request: &Request<'_>, k_dim: usize) -> Result<(), Error> {
     Err(unsupported("K", k_dim, with))
 }
 
-/// HV, K and V, as the pool has them.
+/// HV, K and V of the pool.
 fn of_states(request: &Request<'_>) -> Result<[usize; 3], Error> {
     let [_, hv, outer, inner] = *request.pool().rank("[P, HV, V, K]")?.dims;
     Ok(match request.options.state_layout {
@@ -163,7 +163,7 @@ fn of_states(request: &Request<'_>) -> Result<[usize; 3], Error> {
     })
 }
 
-/// B of packed rows, which have `total` tokens.
+/// B of packed rows with `total` tokens.
 fn packed_rows(cu_seqlens: Named<'_>, total: usize) -> Result<usize, Error> {
     let [bounds] = *cu_seqlens.rank("[B + 1]")?.dims;
     let Some(rows) = bounds.checked_sub(1) else {
@@ -203,7 +203,7 @@ impl Extent {
         }
     }
 
-    /// Checks the gates of these tokens, `gate` and `beta`.
+    /// Checks the gates of the tokens, `gate` and `beta`.
     pub fn gates(
         &self,
         [gate, beta]: [Named<'_>; 2],
@@ -220,7 +220,7 @@ impl Extent {
         Ok([gate, self.per_head(beta, heads)?])
     }
 
-    /// Checks x, which has so many channels.
+    /// Checks the projection x of `channels` channels.
     pub fn inputs(&self, tensor: Named<'_>, channels: usize) -> Result<Strides, Error> {
         let sizes = [self.outer[0], self.outer[1], channels];
         let mut strides = Strides::of_tokens(tensor, &self.letters.input, &sizes, self.lie)?;
@@ -244,7 +244,7 @@ impl Extent {
         Strides::of_heads(tensor, &self.letters.value, &sizes, self.lie)
     }
 
-    /// Checks a tensor that has one number for each head.
+    /// Checks a tensor with one number for each value head.
     fn per_head(&self, tensor: Named<'_>, heads: Heads) -> Result<Strides, Error> {
         let sizes = [self.outer[0], self.outer[1], heads.hv];
         Strides::of_tokens(tensor, &self.letters.head, &sizes, self.lie)

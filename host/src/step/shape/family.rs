@@ -1,4 +1,4 @@
-//! Which kernels compute a request: those of its formulation, where they take the tokens and the states.
+//! The family of kernels of a request: the family of its formulation, if it takes the tokens and the states.
 
 use gated_delta_kernels::launch::{Family, Stage};
 
@@ -11,7 +11,7 @@ use crate::step::choice::MAX_PARALLEL_TOKENS;
 use crate::step::request::Request;
 use crate::tensor::DType;
 
-/// Checks that the kernels of the chosen formulation compute the numbers of tokens; returns their family.
+/// Checks that the kernels of the chosen formulation take the numbers of tokens. Returns their family.
 pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     let tokens = request.inputs.map(|_| extents.new.tokens);
     let previous_tokens = request.stored.map(|_| extents.previous.tokens);
@@ -89,7 +89,7 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     Ok(around(Family::PARALLEL, is_layer))
 }
 
-/// `family`, with a convolution and a norm around it where there is a layer.
+/// The family of `family` with a convolution and a norm, if `is_layer`; otherwise `family`.
 fn around(family: Family, is_layer: bool) -> Family {
     match is_layer {
         false => family,
@@ -97,14 +97,14 @@ fn around(family: Family, is_layer: bool) -> Family {
     }
 }
 
-/// Dense rows, whose states go to one place at most.
+/// Says whether rows are dense and states are written to at most one place.
 fn is_plain(request: &Request<'_>) -> bool {
     !request.has(Argument::Snapshots)
         && !request.has(Argument::TokenSlots)
         && !request.has(Argument::CuSeqlens)
 }
 
-/// A number of tokens, where there are some, is in 1..=`most`, which `allowed` spells out.
+/// Checks that a number of tokens is in 1..=`most`, which `allowed` spells out, if there are such tokens.
 fn up_to(
     what: &'static str,
     tokens: Option<usize>,

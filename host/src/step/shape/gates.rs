@@ -1,4 +1,4 @@
-//! The parameters of the gates.
+//! Checks of the parameters of the gates.
 
 use super::checks::parameter;
 use super::extents::Extents;
@@ -7,12 +7,12 @@ use crate::shapes::{Named, range};
 use crate::step::argument::Argument;
 use crate::step::request::Request;
 
-/// Rows and alignment of the parameters of the gates.
+/// Numbers of rows and alignment of the parameters of the gates.
 #[derive(Default)]
 pub struct GateRows {
-    /// They have H rows.
+    /// Whether the parameters have H rows, not HV.
     pub are_h: bool,
-    /// dt_bias has a value for each channel, and is not aligned to 16 bytes.
+    /// Whether dt_bias has a value for each channel and is not aligned to 16 bytes.
     pub narrow_dt_bias: bool,
 }
 

@@ -1,7 +1,6 @@
-//! What arguments have to be: shapes, dtypes, strides and alignment, and which options go together.
+//! Checks of arguments: shapes, dtypes, strides and alignment, and options that exclude each other.
 //!
-//! Each check is a function of a request, and of the extents that [`Extents::of`] has found; what it returns is part of what the
-//! load-time constants are made of.
+//! Each check is a function of a request and of the extents from [`Extents::of`]. Its result becomes a part of the load-time constants.
 
 pub(super) mod checks;
 mod constants;
@@ -32,10 +31,10 @@ use rings::Rings;
 use states::StateStrides;
 use tokens::TokenStrides;
 
-/// All that the checks find besides errors; a tensor that is not there has its default.
+/// Results of all checks. The result for a tensor that is not given is its default.
 struct Shape {
     extents: Extents,
-    /// The kernels' code of it.
+    /// The kernels' code of the null slot.
     null_slot: u32,
     /// The factor of q.
     scale: f32,
@@ -48,7 +47,7 @@ struct Shape {
     rings: Rings,
 }
 
-/// Checks shapes, dtypes, strides and switches, and says what to compile, whether there is a kernel for it or not.
+/// Checks shapes, dtypes, strides and switches. Returns what to compile, whether or not there is a kernel for it.
 pub(super) fn check(request: &Request<'_>) -> Result<Problem, Error> {
     switches::check(request)?;
     let extents = Extents::of(request)?;
@@ -87,7 +86,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<Problem, Error> {
 }
 
 impl Shape {
-    /// Says whether an access to the tensors of the tokens is not aligned to 16 bytes.
+    /// Says whether some access to the tensors of the tokens is not aligned to 16 bytes.
     fn narrow_io(&self) -> bool {
         self.new.narrow()
             || self.previous.narrow()
@@ -123,7 +122,7 @@ impl Shape {
     }
 }
 
-/// The states that a launch keeps.
+/// The states that the launch keeps.
 fn mode(request: &Request<'_>) -> Mode {
     match (request.phase, request.stored) {
         (Phase::Commit, _) => Mode::Commit,

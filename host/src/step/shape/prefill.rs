@@ -1,4 +1,4 @@
-//! What a prefill has besides: rows of any length, positions, checkpoints and a workspace.
+//! Checks of a prefill: rows of any length, positions, checkpoints and the workspace.
 
 use gated_delta_kernels::prefill::CHUNK;
 
@@ -12,10 +12,10 @@ use crate::step::choice;
 use crate::step::request::{Phase, Request};
 use crate::tensor::DType;
 
-/// Alignment of a workspace, bytes.
+/// Alignment of a workspace in bytes.
 pub const WORKSPACE_ALIGNMENT: usize = 16;
 
-/// Refuses what a prefill is not for, by name, and what belongs to a prefill alone.
+/// Refuses, by name, options that a prefill does not take, and options that only a prefill takes.
 pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
     let of_prefill = [
         (request.has(Argument::Positions), "positions"),
@@ -26,7 +26,7 @@ pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
         _ if request.is_chunked() => return check_prefill(request),
         Formulation::Recurrent => "formulation = recurrent",
         Formulation::Parallel => "formulation = parallel",
-        // A step that has them is a prefill by choice, unless it has a ring.
+        // With `Auto` a step with these options is a prefill, unless it has a ring.
         _ => "pending",
     };
     excludes((true, other), &of_prefill, "they are of a prefill")
@@ -57,7 +57,7 @@ fn check_prefill(request: &Request<'_>) -> Result<(), Error> {
     )
 }
 
-/// Lengths that no table of kernels bounds, positions, checkpoints, and a workspace but for its size.
+/// Checks lengths (no table of kernels bounds them), positions, checkpoints, and the workspace except for its size.
 pub fn check_lengths(request: &Request<'_>, extents: &Extents) -> Result<(), Error> {
     if !request.is_chunked() {
         return Ok(());
@@ -90,13 +90,13 @@ pub fn check_lengths(request: &Request<'_>, extents: &Extents) -> Result<(), Err
     }
 }
 
-/// So many tokens are counted in 32 bits.
+/// Says whether the number of tokens fits in 32 bits.
 fn fits(rows: usize, tokens: usize) -> bool {
     rows.checked_mul(tokens)
         .is_some_and(|total| total <= u32::MAX as usize)
 }
 
-/// A workspace is what it has to be, but for its size.
+/// Checks a workspace except for its size.
 fn check_workspace_view(workspace: Named<'_>) -> Result<(), Error> {
     workspace.dtype(&[DType::F32], "f32")?;
     let tensor = workspace.tensor;

@@ -1,4 +1,4 @@
-//! States that wait: the rings of pending tokens, and what they go with.
+//! Checks of deferred write-back: the rings of pending tokens, and the options that exclude them.
 
 use super::checks::{aligned, floats_of_slots, indices, same_dtype, wide_floats_of_slots};
 use super::convolution::ConvolutionStrides;
@@ -12,15 +12,15 @@ use crate::step::choice;
 use crate::step::request::{Phase, Request};
 use crate::tensor::DType;
 
-/// Alignment of a ring, bytes.
+/// Alignment of a ring in bytes.
 const ALIGNMENT: usize = 16;
 
-/// The rings: how many tokens they take, and elements between their slots.
+/// Sizes of the rings, and strides of their slots in elements.
 #[derive(Default)]
 pub struct Rings {
-    /// N
+    /// N, the largest number of pending tokens.
     pub most: u32,
-    /// R
+    /// R, the number of entries.
     pub entries: u32,
     pub keys_slot: u32,
     pub updates_slot: u32,
@@ -28,7 +28,7 @@ pub struct Rings {
     pub inputs_slot: u32,
 }
 
-/// Refuses what states that wait do not go with, by name.
+/// Refuses, by name, options that exclude deferred write-back.
 pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
     let pending = (request.pending.is_some(), "pending");
     excludes(
@@ -67,7 +67,7 @@ pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
     )
 }
 
-/// Checks the rings and what is pending in them; of a flush the windows too.
+/// Checks the rings, `len` and `base`; in a flush also the windows.
 pub fn check(
     request: &Request<'_>,
     extents: &Extents,
@@ -132,8 +132,8 @@ pub fn check(
     Ok((of, flushed))
 }
 
-/// The ring of inputs, which are there where windows wait, and the windows of a flush. Returns elements between slots of the one,
-/// and how the others lie.
+/// Checks the ring of inputs, which is required if windows are deferred too, and the windows of a flush. Returns the stride of the ring's
+/// slots in elements, and the strides of the windows.
 fn check_inputs(
     request: &Request<'_>,
     extents: &Extents,
@@ -186,7 +186,7 @@ fn check_inputs(
     Ok((inputs_slot, flushed))
 }
 
-/// The addresses of rings are as aligned as kernels take them.
+/// Checks that the addresses of rings are aligned as the kernels assume.
 #[inline]
 pub fn check_rings_aligned(pending: &Pending<'_>, per_channel: bool) -> Result<(), Error> {
     aligned(ALIGNMENT, || {

@@ -1,4 +1,4 @@
-//! Where states start and go.
+//! Checks of the pools of states, their slots and snapshots.
 
 use super::checks::{Heads, indices, same_dtype};
 use super::extents::Extents;
@@ -9,12 +9,12 @@ use crate::step::argument::Argument;
 use crate::step::request::Request;
 use crate::tensor::DType;
 
-/// Elements between states, and whether an access to one is not aligned to 16 bytes.
+/// Strides of states in elements, and whether some access to them is not aligned to 16 bytes.
 #[derive(Default)]
 pub struct StateStrides {
-    /// Between the slots that are read.
+    /// Stride of the slots that are read.
     pub read_slot: u32,
-    /// Between the slots that are written.
+    /// Stride of the slots that are written.
     pub write_slot: u32,
     pub token_slots_row: u32,
     pub snapshot_row: u32,
@@ -24,16 +24,16 @@ pub struct StateStrides {
 
 /// A pool of states.
 struct Pool {
-    /// P
+    /// P, the number of slots.
     slots: usize,
-    /// Elements between its slots.
+    /// Stride of slots in elements.
     stride: u32,
-    /// Every address and stride is a multiple of 16 bytes.
+    /// Whether every address and stride is a multiple of 16 bytes.
     wide: bool,
 }
 
 impl Pool {
-    /// Checks a pool that is read and written.
+    /// Checks a pool.
     fn of(tensor: Named<'_>, heads: Heads, layout: StateLayout) -> Result<Self, Error> {
         let [slots, ..] = *tensor.rank::<4>("[P, HV, V, K]")?.dims;
         let letters = match layout {

@@ -1,11 +1,11 @@
-//! Which ways of keeping states, and which tokens, exclude each other.
+//! Checks of options that exclude each other: ways of keeping states, and kinds of tokens.
 
 use super::rings;
 use crate::error::{Error, excludes};
 use crate::step::argument::Argument;
 use crate::step::request::{KeptInputs, Phase, Request};
 
-/// No two switches contradict each other.
+/// Checks that no two options exclude each other.
 pub fn check(request: &Request<'_>) -> Result<(), Error> {
     rings::check_switches(request)?;
     excludes(
@@ -39,7 +39,7 @@ pub fn check(request: &Request<'_>) -> Result<(), Error> {
     )
 }
 
-/// Previous tokens come as the new ones do, those of a commit with their own convolution.
+/// Checks that previous tokens have the form of the new ones, and that tokens of a commit come with their own convolution.
 fn check_kept_inputs(request: &Request<'_>) -> Result<(), Error> {
     let Some(previous) = request.previous_tokens() else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The tensors of the tokens.
+//! Checks of the tensors of tokens.
 
 use super::checks::{Strides, indices, same_dtype};
 use super::extents::Extents;
@@ -6,13 +6,13 @@ use crate::error::Error;
 use crate::step::args::Inputs;
 use crate::step::request::{Kept, KeptInputs, New, Request};
 
-/// Strides of the tensors of some tokens; of one that is not there, its default.
+/// Strides of the tensors of new or previous tokens. A tensor that is not given has the default.
 #[derive(Default)]
 pub struct TokenStrides {
     pub q: Strides,
     pub k: Strides,
     pub v: Strides,
-    /// The projection of previous tokens; new ones have theirs with their convolution.
+    /// Strides of the projection of previous tokens. Those of the new tokens' projection are with their convolution.
     pub x: Strides,
     pub gate: Strides,
     pub beta: Strides,
@@ -20,7 +20,7 @@ pub struct TokenStrides {
 }
 
 impl TokenStrides {
-    /// Says whether an access that may be wide is not.
+    /// Says whether an access that could be wide is narrow.
     pub fn narrow(&self) -> bool {
         let Self {
             q, k, v, gate, o, ..
@@ -29,7 +29,7 @@ impl TokenStrides {
     }
 }
 
-/// The new tokens, where there are such.
+/// Checks the tensors of the new tokens, if there are any.
 pub fn new(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Error> {
     let mut strides = TokenStrides::default();
     let Some(New { inputs, gates, o }) = request.new_tokens() else {
@@ -51,7 +51,7 @@ pub fn new(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Err
     Ok(strides)
 }
 
-/// The previous tokens, where there are such.
+/// Checks the tensors of the previous tokens, if there are any.
 pub fn previous(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Error> {
     let mut strides = TokenStrides::default();
     let Some(Kept {
@@ -74,7 +74,7 @@ pub fn previous(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides
     }
     [strides.gate, strides.beta] = extent.gates(gates, heads, request.gates.per_channel)?;
     if let Some(new) = request.new_tokens() {
-        // The switches have seen that they come alike.
+        // `switches` has checked that both are convolved, or neither.
         let [first, second, third] = new.inputs.named();
         match inputs {
             KeptInputs::Kv([k, v]) => {

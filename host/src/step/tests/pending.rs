@@ -1,4 +1,4 @@
-//! States that wait: what is found, and what is refused, by name.
+//! Tests of deferred write-back: kernels, constants, and options refused by name.
 
 use super::layer::{self, D, conv};
 use super::refused::refused;
@@ -6,7 +6,7 @@ use super::*;
 use crate::step::pending::{MAX_PENDING, after, folds};
 use crate::step::{Flush, Pending};
 
-/// Rings of so many entries, for GDN with 2 and 4 heads, K = V = 64, in 5 slots, with keys of a dtype.
+/// Rings of `entries` entries and keys of dtype `keys`: GDN with 2 and 4 heads, K = V = 64, in 5 slots.
 fn rings_of(keys: DType, entries: usize) -> Pending<'static> {
     let rings = [
         tensor(keys, &[5, 2, entries, 64]),
@@ -30,7 +30,7 @@ fn decode() -> Gdn<'static> {
         .options(recurrent())
 }
 
-/// So many drafts at once.
+/// A step of `tokens` drafts.
 fn drafts(tokens: usize) -> Gdn<'static> {
     let of = |heads| tensor(Bf16, &[2, tokens, heads, 64]);
     let gate = tensor(Bf16, &[2, tokens, 4]);
@@ -41,7 +41,7 @@ fn drafts(tokens: usize) -> Gdn<'static> {
     step.options(options).pending(rings(24).most(16))
 }
 
-/// A decode with a convolution, a norm and fresh rows.
+/// A deferred decode with a convolution, a norm and fresh rows.
 fn layer() -> Gdn<'static> {
     layer::layer()
         .pending(rings_of(F32, 9))
@@ -70,11 +70,11 @@ fn what_is_pending_is_compiled_in() {
     };
     assert_eq!(names(&decode()), ["deferred_klast_bf16_k64_tile64"]);
     assert_eq!(names(&flush()), ["deferred_klast_bf16_k64_tile64"]);
-    // KDA's, by the ring's log decays.
+    // The ring's log decays make it a flush of KDA.
     let mut of_kda = flush();
     of_kda.pending.decays = tensor(F32, &[5, 4, 9, 64]);
     assert_eq!(names(&of_kda), ["deferred_klast_bf16_k64_tile64"]);
-    // With a convolution, a norm or both; keys are k's.
+    // With a convolution, a norm or both. Keys have the dtype of k.
     let of_layer = ["deferred_layer_klast_bf16_k64_tile64"];
     assert_eq!(names(&layer()), of_layer);
     let mut without_norm = layer();
@@ -90,7 +90,7 @@ fn what_is_pending_is_compiled_in() {
     );
 }
 
-/// Windows move with every token, whether a state is written or not.
+/// A step writes its windows in every launch, whether or not a state is written.
 #[test]
 fn a_step_writes_its_windows() {
     let problem = layer().request().check().unwrap();
@@ -167,7 +167,7 @@ fn rings_have_the_dims_of_the_layer() {
         |it| it.decays = tensor(Bf16, &[5, 4, 9]),
         &["decays", "f32"],
     );
-    // B of a flush is that of its lengths.
+    // B of a flush is the size of `len`.
     refused(
         decode(),
         |args| args.pending.as_mut().unwrap().len = tensor(I32, &[3]),
@@ -266,7 +266,7 @@ fn what_has_no_kernel_is_refused_by_name() {
     );
 }
 
-/// Several tokens at once, with room for sixteen.
+/// Several tokens at once, with room for sixteen pending ones.
 #[test]
 fn drafts_wait_on_tensor_cores() {
     let names = |work: &dyn Work| -> Vec<&str> {
@@ -297,7 +297,7 @@ fn drafts_wait_on_tensor_cores() {
     );
 }
 
-/// A layer step whose window waits, with one token.
+/// A layer step of one token whose windows are deferred too.
 fn waiting_layer() -> Gdn<'static> {
     let pending = rings_of(F32, 9).inputs(tensor(Bf16, &[5, 9, D]));
     let mut step = layer().pending(pending);
@@ -305,7 +305,7 @@ fn waiting_layer() -> Gdn<'static> {
     step
 }
 
-/// What folds its windows too.
+/// A flush that also writes windows.
 fn waiting_flush() -> Flush<'static> {
     let pending = rings_of(F32, 9).inputs(tensor(Bf16, &[5, 9, D]));
     let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
@@ -323,7 +323,7 @@ fn windows_wait_with_drafts() {
             panic!("one kernel")
         };
         assert_eq!(variant.name(), entry);
-        // Who launches by itself has not said that it takes what only the simulator has run.
+        // A caller that launches without a library has not opted in to kernels that have only run in the simulator.
         match work.recipe() {
             Ok(_) => assert!(variant.is_proved()),
             Err(error) => {
@@ -427,7 +427,7 @@ fn inputs_are_of_windows_that_wait() {
     }
 }
 
-/// The host's counts are the kernels'.
+/// The host's counts are the same as the kernels'.
 #[test]
 fn counts_go_round_the_ring() {
     for len in 0..=MAX_PENDING {
