@@ -1,4 +1,4 @@
-//! What is compiled for arguments, and which arguments are refused.
+//! Compiled kernels and constants of arguments, and arguments that are refused.
 
 mod choice;
 mod layer;
@@ -40,12 +40,12 @@ fn snapshots() -> Tensor<'static> {
     tensor(Bf16, &[2, 4, 4, 64, 64])
 }
 
-/// What is found token by token, whatever the library would choose.
+/// Options that name the token-by-token formulation, whatever the library would choose.
 fn recurrent() -> Options {
     Options::default().formulation(Formulation::Recurrent)
 }
 
-/// B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5, token by token.
+/// A step with B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5, token by token.
 fn step<G>(gates: G) -> Step<'static, G> {
     let (qk, v) = (tensor(Bf16, &[2, 3, 2, 64]), tensor(Bf16, &[2, 3, 4, 64]));
     Step::new(Inputs::qkv(qk, qk, v), gates, v, States::update(pool())).options(recurrent())
@@ -75,7 +75,7 @@ fn lower_bound(bound: f32, a_log: Option<&[usize]>, dt_bias: Option<&[usize]>) -
     })
 }
 
-/// T' = 5, with the dtypes of [`gdn`].
+/// Previous tokens with T' = 5 and the dtypes of [`gdn`].
 fn previous() -> Previous<'static> {
     let stored = Stored::kv(tensor(Bf16, &[2, 5, 2, 64]), tensor(Bf16, &[2, 5, 4, 64]));
     let (gate, beta) = (tensor(F16, &[2, 5, 4]), tensor(F32, &[2, 5, 4]));
@@ -86,7 +86,7 @@ fn resume() -> Gdn<'static> {
     gdn().previous(previous())
 }
 
-/// Rows of at most 3 of 7 tokens.
+/// Packed rows of at most 3 tokens, 7 in total.
 fn packed() -> Gdn<'static> {
     let of_total = |heads| tensor(Bf16, &[1, 7, heads, 64]);
     let (gate, states) = (tensor(F32, &[1, 7, 4]), States::update(pool()));
@@ -120,13 +120,13 @@ fn with_states<G>(
     step
 }
 
-/// The family of kernels, and whether a decay is one per key channel.
+/// The family of kernels, and whether a decay is per key channel.
 fn operator(work: &dyn Work) -> (Family, bool) {
     let kind = work.request().check().unwrap().kind;
     (kind.family, kind.per_channel)
 }
 
-/// q, k, v.
+/// The tensors q, k and v.
 fn qkv<'b, G>(step: &'b mut Step<'static, G>) -> [&'b mut Tensor<'static>; 3] {
     match &mut step.inputs {
         Inputs::Qkv { q, k, v } => [q, k, v],
@@ -285,7 +285,7 @@ fn a_plan_names_the_address_that_is_less_aligned() {
     problem.check_aligned(&params).unwrap();
 }
 
-/// What a plan has by B is what a launch of that B selects, on GPUs of several sizes.
+/// A plan has the launches that a launch of the same B selects, for every B and on GPUs of several sizes.
 #[test]
 fn a_plan_has_the_launches_of_every_b() {
     let mut steps = 0;
@@ -337,9 +337,9 @@ fn a_plan_has_the_launches_of_every_b() {
 #[test]
 fn bytes_are_each_start_state_each_kept_state_and_every_other_tensor() {
     const STATE: u64 = 4 * 64 * 64 * 2;
-    // q, k; v, o; a, b; A_log, dt_bias.
+    // Bytes of q, k; v, o; a, b; A_log, dt_bias.
     const TOKENS: u64 = 2 * (2 * 3 * 2 * 64 * 2) + 2 * (2 * 3 * 4 * 64 * 2) + 24 * (2 + 4) + 2 * 16;
-    // k; v; a, b; keep.
+    // Bytes of k; v; a, b; keep.
     const PREVIOUS: u64 = (2 * 5 * 2 * 64 * 2) + (2 * 5 * 4 * 64 * 2) + 40 * (2 + 4) + 2 * 8;
     assert_eq!(gdn().bytes().unwrap(), 4 * STATE + TOKENS);
     let output_only = with_states(gdn(), States::read_only(pool()));
@@ -357,7 +357,7 @@ fn bytes_are_each_start_state_each_kept_state_and_every_other_tensor() {
     );
 }
 
-/// Which kernels compute a step: its family follows from the formulation, T and where states go.
+/// The family of a step's kernels follows from the formulation, T and the places of states.
 #[test]
 fn a_family_follows_from_t_and_options() {
     let family = |work: &dyn Work| work.selected().unwrap().operator();
@@ -391,7 +391,7 @@ fn a_family_follows_from_t_and_options() {
     assert_eq!(family(&kda(KdaDecay::Log)), "recurrent");
 }
 
-/// What is selected may depend on which states a step keeps.
+/// The selected entry may depend on which states a step keeps.
 #[test]
 fn what_is_kept_follows_from_states() {
     let mode = |work: &dyn Work| work.request().check().unwrap().kind.mode;

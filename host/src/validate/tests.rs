@@ -43,7 +43,7 @@ fn update() -> Update<'static> {
     States::update(pool())
 }
 
-/// Row b reads slot `read[b]` and writes slot `write[b]`.
+/// An update in which row b reads slot `read[b]` and writes slot `write[b]`.
 fn slots(read: &[i32], write: &[i32]) -> Update<'static> {
     update().slots(ints(read)).write_slots(ints(write))
 }
@@ -75,7 +75,7 @@ fn refused(work: &dyn Work, message: &str) {
     assert_eq!(validate(work).unwrap_err().to_string(), message);
 }
 
-/// (active, inactive as row, tensor and index)
+/// The report of valid indices. Asserts the number of active rows, and the inactive rows as (row, tensor, index).
 #[track_caller]
 fn accepted(work: &dyn Work, active: usize, inactive: &[(usize, &str, i64)]) -> IndexReport {
     let report = validate(work).unwrap();
@@ -133,7 +133,7 @@ fn two_rows_that_write_a_slot_are_refused() {
     refused(&decode(states), message);
     let states = states.write_pool(pool());
     refused(&decode(states), &message.replace("pool", "write_pool"));
-    // No hazard where one of them is inactive.
+    // There is no hazard if one of the two rows is inactive.
     let states = states.slots(ints(&[0, 1, -1]));
     accepted(&decode(states), 2, &[(2, "read_slots", -1)]);
 }
@@ -144,14 +144,14 @@ fn a_slot_that_one_row_reads_and_another_writes_is_refused() {
     let message =
         "row 1 reads slot 1 of pool, and row 0 writes slot 1 of pool: nothing orders them";
     refused(&decode(states), message);
-    // Another pool is another state; the same memory under another name is not.
+    // A separate pool has other states. The same memory under another name has the same states.
     accepted(&decode(states.write_pool(pool())), 3, &[]);
     let states = states.write_pool(states.pool.narrow(0, 1, SLOTS - 1).unwrap());
     accepted(&decode(states.write_slots(ints(&[4, 3, 1]))), 3, &[]);
     let message =
         "row 1 reads slot 1 of pool, and row 2 writes slot 0 of write_pool: nothing orders them";
     refused(&decode(states.write_slots(ints(&[4, 1, 0]))), message);
-    // Rows may share a state that none writes.
+    // Rows may share a state that no row writes.
     let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
     accepted(&decode(shared), 3, &[]);
 }
@@ -192,7 +192,7 @@ fn token_slots_are_checked_one_by_one() {
     );
 }
 
-/// Rows of token slots may lie apart.
+/// Rows of token slots may have a stride, and the check follows it.
 #[test]
 fn a_row_stride_is_minded() {
     let wide = tensor(vec![0, 1, 77, 2, 3, 77, 4, 5, 77], &[ROWS, 3]);
@@ -201,7 +201,7 @@ fn a_row_stride_is_minded() {
     assert_eq!(report.skipped_stores, 0);
 }
 
-/// A decode after a convolution, whose windows are `windows` and go to `written` where that is given.
+/// A decode after a convolution, whose windows are read from `windows` and written to `written` (if any).
 fn convolved(
     states: impl Into<States<'static>>,
     windows: Tensor<'static>,
@@ -215,7 +215,7 @@ fn convolved(
     step
 }
 
-/// States that go to another pool do not race; the windows that stay where they are do.
+/// Windows that stay in place race even if their states go to another pool.
 #[test]
 fn windows_race_as_states_do() {
     let windows = || floats(&[SLOTS, 3 * DIM, 3]);
@@ -245,7 +245,7 @@ fn windows_race_as_states_do() {
     let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
     accepted(&convolved(shared, both, None), 3, &[]);
 
-    // Token-major, and with the windows of other slots between the channels of one.
+    // Token-major windows, and windows whose channels alternate with those of other slots.
     for strides in [[9 * DIM, 1, 3 * DIM], [3, 3 * SLOTS, 1]] {
         let windows = windows().with_strides(&strides).unwrap();
         accepted(
@@ -275,7 +275,7 @@ fn fresh_rows_have_no_slot_to_read() {
         2,
         &[(0, "read_slots", -1)],
     );
-    // What nobody reads may be written by another row.
+    // A row may write to a slot that no row reads.
     accepted(&fresh(slots(&[1, 1, 3], &[0, 1, 2])), 3, &[]);
     refused(
         &fresh(slots(&[0, 1, 2], &[3, 3, 2])),
@@ -338,7 +338,7 @@ fn bounds_rise_from_0_within_the_tensors() {
     }
 }
 
-/// It reads and writes as any row does, but in place it touches nothing.
+/// A row without tokens reads and writes like other rows, but in place it touches nothing.
 #[test]
 fn a_row_without_tokens_carries_its_state() {
     let step = |read, write| step([1, 5], slots(read, write)).packed(ints(&[0, 2, 2, 4]), TOKENS);
@@ -362,7 +362,7 @@ fn a_row_without_tokens_carries_its_state() {
 fn what_a_launch_refuses_is_refused() {
     let two = update().slots(ints(&[0, 1]));
     refused(&decode(two), "read_slots: wanted shape [B] = [3], got [2]");
-    // SAFETY: never read.
+    // SAFETY: the tensor is never read.
     let elsewhere = unsafe { Tensor::from_raw(0x1000, crate::DType::I32, &[ROWS]) };
     refused(
         &decode(update().slots(elsewhere.unwrap())),
@@ -391,7 +391,7 @@ fn convolved_tokens(
     step
 }
 
-/// It is that of the first token, whichever the state starts from.
+/// A row's window is in its first token slot, whichever slot its state starts from.
 #[test]
 fn a_window_has_one_of_the_token_slots() {
     let step = |slots, accepted: [i32; ROWS]| {
@@ -400,7 +400,7 @@ fn a_window_has_one_of_the_token_slots() {
     };
     let report = accepted(&step([0, -1, 2, 3, 4, 5], [1, 2, 1]), 3, &[]);
     assert_eq!(report.skipped_stores, 1);
-    // A row that starts from another slot wants the first all the same.
+    // A row that starts from another token slot needs the first one too.
     accepted(
         &step([-1, 1, 2, 3, SLOTS as i32, 5], [2, 2, 2]),
         1,
@@ -413,14 +413,14 @@ fn a_window_has_one_of_the_token_slots() {
         2,
         &[(0, "accepted", 3)],
     );
-    // What an inactive row would read may be written.
+    // A row may write to a slot that an inactive row would read.
     accepted(
         &step([-1, 2, 2, 3, 4, 5], [2, 1, 1]),
         2,
         &[(0, "token_slots", -1)],
     );
 
-    // Nor is a slot there that the windows to write have not.
+    // A slot beyond the end of the written windows is invalid too.
     let small = |slots| floats(&[slots, 3 * DIM, 4]);
     let states = token_slots([0, 1, 3, 2, 4, 5]).write_pool(floats(&[3, 1, DIM, DIM]));
     let one = convolved_tokens(states, 4, Some(small(3)));
@@ -429,12 +429,12 @@ fn a_window_has_one_of_the_token_slots() {
     accepted(&fresh, 1, &[(1, "token_slots", 3), (2, "token_slots", 4)]);
     fresh = step([0, 1, 2, 3, 4, -1], [9, 0, 2]).fresh(ints(&[1, 1, 0]));
     accepted(&fresh, 2, &[(2, "token_slots", -1)]);
-    // Without a convolution a fresh row wants none.
+    // Without a convolution a fresh row needs no valid first slot.
     let states = token_slots([-1, 1, 2, 3, 4, 5]).accepted(ints(&[9, 1, 1]));
     accepted(&verify(states).fresh(ints(&[1, 0, 0])), 3, &[]);
     accepted(&verify(states), 2, &[(0, "accepted", 9)]);
 
-    // Of other pools, that to read and that to write are two.
+    // With a write pool there are two pools of windows, one to read and one to write.
     let states = token_slots([0, 1, 2, 3, 4, 5]).write_pool(pool());
     accepted(&convolved_tokens(states, 4, Some(small(SLOTS))), 3, &[]);
     let shared = token_slots([1, 0, 1, 2, 3, 4]).write_pool(pool());
@@ -471,7 +471,7 @@ fn a_window_of_a_resume_and_a_commit_races_as_its_state_does() {
     };
     refused(&resume(crossed), message);
     accepted(&resume(split(&[0, 1, 2], &[0, 1, 2])), 3, &[]);
-    // A fresh row's keep is looked at.
+    // `keep` of a fresh row is checked.
     let fresh = resume(split(&[-1, 1, 2], &[0, 1, 2])).fresh(ints(&[1, 0, 0]));
     accepted(&fresh, 3, &[]);
 }
@@ -500,17 +500,17 @@ fn window_snapshots_over_the_windows_are_refused() {
         "row 2 reads slot 2 of windows, and row 0 writes window 0 of window_snapshots after token 0: \
          nothing orders them",
     );
-    // Token by token of all rows.
+    // Snapshots in the order of tokens, each with all rows.
     let apart = floats(&[ROWS, TOKENS, channels, 3]);
     let swapped = apart.with_strides(&[window, ROWS * window, 3, 1]).unwrap();
     accepted(&step(windows, swapped), 3, &[]);
-    // With those of other tokens between the inputs of one.
+    // The windows of other tokens lie between the inputs of one window.
     let between = swapped
         .with_strides(&[1, ROWS, ROWS * TOKENS * 3, ROWS * TOKENS])
         .unwrap();
     accepted(&step(windows, between), 3, &[]);
 
-    // With token slots, of which rows 0 to 2 have windows in the first, the third and the fifth.
+    // With token slots, rows 0 to 2 have their windows in the first, the third and the fifth slot.
     let all = floats(&[SLOTS + ROWS * TOKENS, channels, 4]);
     let per_token = |first: usize| {
         let mut step = convolved_tokens(token_slots([0, 1, 2, 3, 4, 5]), 4, None);
@@ -531,13 +531,13 @@ fn window_snapshots_over_the_windows_are_refused() {
     );
 }
 
-/// Three rows of `tokens` tokens; row b has slot b.
+/// Three rows of `tokens` tokens, row b in slot b.
 fn prefill(tokens: usize) -> Gdn<'static> {
     let chunked = Options::default().formulation(crate::step::Formulation::Chunked);
     step([ROWS, tokens], update()).options(chunked)
 }
 
-/// One slot a row, after every 64 tokens, of rows of 60 that go on after so many.
+/// Rows of 60 tokens that start at `positions`, with one slot each for checkpoints after every 64 tokens.
 fn checkpoints(positions: &[i32], slots: &[i32]) -> Gdn<'static> {
     let slots = tensor(slots.to_vec(), &[ROWS, slots.len() / ROWS]);
     prefill(60)
@@ -573,8 +573,8 @@ fn rows_of_a_prefill_are_of_any_length() {
     );
 }
 
-/// Which entries are taken follows from positions: row 0 comes to no multiple of 64, row 1 to one at its fourth token,
-/// row 2 to one at its last.
+/// Positions determine which checkpoints are written: row 0 reaches no multiple of 64, row 1 one at its fourth token, row 2 one at
+/// its last.
 #[test]
 fn slots_of_checkpoints_are_those_of_no_other_store() {
     let at = [0, 60, 4];
@@ -582,7 +582,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
     assert_eq!(report.skipped_stores, 0);
     let report = accepted(&checkpoints(&at, &[0, -1, 6]), 3, &[]);
     assert_eq!(report.skipped_stores, 2);
-    // Entries beyond the multiples are not looked at.
+    // Slots beyond the reached multiples are not checked.
     accepted(&checkpoints(&at, &[0, 0, 4, 0, 5, 0]), 3, &[]);
     refused(
         &checkpoints(&at, &[0, 4, 4]),
@@ -596,7 +596,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
         &checkpoints(&at, &[0, 1, 5]),
         "row 1 writes slot 1 of pool, and row 1 writes slot 1 of pool after token 3: nothing orders them",
     );
-    // What another row starts from.
+    // The checkpoint's slot is the start slot of another row.
     let states = slots(&[0, 1, 3], &[0, 1, 2]);
     let step = Gdn {
         states: states.into(),
@@ -606,7 +606,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
         &step,
         "row 2 reads slot 3 of pool, and row 1 writes slot 3 of pool after token 3: nothing orders them",
     );
-    // A row that is inactive has none.
+    // An inactive row has no checkpoints.
     let step = Gdn {
         states: slots(&[0, -1, 2], &[0, 1, 2]).into(),
         ..checkpoints(&at, &[0, 2, 5])
@@ -621,7 +621,7 @@ fn windows_of_checkpoints_are_written_where_states_are() {
         let x = floats(&[ROWS, 60, channels]);
         Inputs::conv(Convolution::new(x, 1, floats(&[channels, 4]), windows))
     };
-    // Slots of windows that overlap where those of states do not: of a stride of 0.
+    // Windows of different slots overlap, since their stride is 0. States do not.
     let step = Gdn {
         inputs: conv(floats(&[SLOTS, channels, 3])),
         ..checkpoints(&[0, 60, 4], &[0, 4, 5])
@@ -634,7 +634,7 @@ fn windows_of_checkpoints_are_written_where_states_are() {
     assert!(validate(&step).is_err());
 }
 
-/// Decodes of rows whose states wait, with up to 4 tokens pending in rings of 6 entries.
+/// Decodes with deferred write-back, with up to 4 pending tokens in rings of 6 entries.
 fn waiting(slots: &[i32], len: &[i32], base: &[i32]) -> Gdn<'static> {
     let rings = [
         floats(&[SLOTS, 1, 6, DIM]),
@@ -653,7 +653,7 @@ fn rows_whose_ring_has_no_such_entry_are_reported() {
     let rows = waiting(&[0, 1, 2], &[4, 0, 0], &[6, 5, -1]);
     let dead = [(0, "pending base", 6), (2, "pending base", -1)];
     accepted(&rows, 1, &dead);
-    // Nothing is pending of a fresh row, whatever its number says.
+    // A fresh row has no pending tokens, whatever its length says.
     let rows = waiting(&[0, 1, 2], &[9, 9, 4], &[0, 0, 0]).fresh(ints(&[1, 0, 1]));
     accepted(&rows, 2, &[(1, "pending len", 9)]);
     let flush = Flush::new(

@@ -1,11 +1,11 @@
-//! What the library chooses, at both sides of every threshold, and that it is what a launch by name is.
+//! The formulation that the library chooses, at both sides of every threshold. A launch that names this formulation is the same.
 
 use super::*;
 use crate::step::problem::Problem;
 use Formulation::{Auto, Chunked, Parallel, Recurrent};
 use gated_delta_kernels::launch::Family;
 
-/// Where states go.
+/// Places that states are written to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Keep {
     Update,
@@ -14,7 +14,7 @@ enum Keep {
     TokenSlots,
 }
 
-/// What is of a prefill alone.
+/// Tensors that only a prefill has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OfPrefill {
     Positions,
@@ -27,11 +27,11 @@ struct Ring {
     most: usize,
     entries: usize,
     updates: DType,
-    /// Windows wait too.
+    /// Whether the write-back of windows is deferred too.
     inputs: bool,
 }
 
-/// N = 8, R = 9.
+/// A ring with N = 8, R = 9.
 const RING: Ring = Ring {
     most: 8,
     entries: 9,
@@ -39,18 +39,18 @@ const RING: Ring = Ring {
     inputs: false,
 };
 
-/// A launch of two rows and two query/key heads.
+/// Sizes and switches of a launch of two rows and two query/key heads.
 #[derive(Clone, Copy, Debug)]
 struct Launch {
     kda: bool,
-    /// K
+    /// K.
     dim: usize,
     ratio: usize,
-    /// 0 of a commit, and of a flush.
+    /// T. 0 for a commit and for a flush.
     tokens: usize,
-    /// 0: there are none.
+    /// T'. 0 without previous tokens.
     previous: usize,
-    /// Rows of different lengths, as many tokens in all as two of T have.
+    /// Whether rows are packed, with different lengths and 2 · T tokens in total.
     packed: bool,
     state: DType,
     layout: StateLayout,
@@ -61,7 +61,7 @@ struct Launch {
     ring: Option<Ring>,
 }
 
-/// A verify of bf16 states that writes the last one.
+/// A verify of bf16 states that writes the last state.
 const VERIFY: Launch = Launch {
     kda: false,
     dim: 128,
@@ -86,7 +86,7 @@ const DEFERRED: Launch = Launch {
 };
 
 impl Launch {
-    /// What `find` finds of the launch with a formulation.
+    /// The result of `find` for the launch with this formulation.
     fn with<R>(&self, formulation: Formulation, find: impl Fn(&dyn Work) -> R) -> R {
         let per_head = |tokens| {
             tensor(
@@ -145,7 +145,7 @@ impl Launch {
         }
     }
 
-    /// V
+    /// V.
     fn value_dim(&self) -> usize {
         if self.dim == 96 { 192 } else { self.dim }
     }
@@ -300,7 +300,7 @@ impl Launch {
     }
 }
 
-/// T, T' and the tensors of a prefill, at both sides of every threshold.
+/// T, T' and the tensors of a prefill decide, at both sides of every threshold.
 #[test]
 fn the_most_tokens_that_may_come_decide() {
     let of = |tokens: usize, previous: usize| Launch {
@@ -333,7 +333,7 @@ fn the_most_tokens_that_may_come_decide() {
         (8, 9, Recurrent),
         (9, 8, Recurrent),
         (16, 16, Recurrent),
-        // Of a commit.
+        // A commit.
         (0, 1, Recurrent),
         (0, 2, Parallel),
         (0, 8, Parallel),
@@ -356,7 +356,7 @@ fn the_most_tokens_that_may_come_decide() {
     }
 }
 
-/// Of 2 to 8 tokens.
+/// With 2 to 8 tokens the states decide whether tensor cores are used.
 #[test]
 fn states_decide_where_tensor_cores_may_come() {
     for (wanted, launch) in [
@@ -420,7 +420,7 @@ fn states_decide_where_tensor_cores_may_come() {
                 ..VERIFY
             },
         ),
-        // A commit is of the states that it advances.
+        // The states of a commit are those that it advances.
         (
             Recurrent,
             Launch {
@@ -465,7 +465,8 @@ fn states_decide_where_tensor_cores_may_come() {
     }
 }
 
-/// Where a GPU has no clusters, drafts of a layer that would take them go token by token, unless the caller names another way.
+/// On a GPU without clusters the drafts of a layer that needs clusters go token by token, unless the caller names another
+/// formulation.
 #[test]
 fn a_gpu_without_clusters_has_a_choice_of_its_own() {
     let family = |launch: Launch, formulation, capability| {
@@ -492,7 +493,7 @@ fn a_gpu_without_clusters_has_a_choice_of_its_own() {
         );
         let refused = family(layer, Parallel, (8, 6)).unwrap_err().to_string();
         assert!(refused.contains("without clusters of blocks"), "{refused}");
-        // A cluster has one block where there is one value head for each query/key head.
+        // With one value head for each query/key head a cluster has one block.
         let alone = Launch { ratio: 1, ..layer };
         assert_eq!(
             family(alone, Auto, (8, 6)).unwrap(),
@@ -502,7 +503,7 @@ fn a_gpu_without_clusters_has_a_choice_of_its_own() {
     assert_eq!(family(VERIFY, Auto, (8, 6)).unwrap(), Family::PARALLEL);
 }
 
-/// A cluster has the value heads of a query/key head where these are computed together.
+/// In a layer that computes all tokens together a cluster has the value heads of a query/key head, so their number decides.
 #[test]
 fn a_layers_value_heads_decide_where_clusters_have_them() {
     for (conv, norm) in [(true, false), (false, true), (true, true)] {
@@ -534,11 +535,11 @@ fn a_layers_value_heads_decide_where_clusters_have_them() {
         [commit(8), commit(9)].map(|it| it.chosen()),
         [Parallel, Recurrent]
     );
-    // A block has one of them where there is nothing around the recurrence.
+    // Without a layer a block has one value head, so their number does not matter.
     assert_eq!(Launch { ratio: 9, ..VERIFY }.chosen(), Parallel);
 }
 
-/// A ring says whether drafts may come; its steps and its flush agree.
+/// A ring tells whether drafts may come. Its steps and its flush have the same formulation.
 #[test]
 fn a_ring_decides_for_its_steps_and_its_flush() {
     let of_drafts = [
@@ -624,7 +625,7 @@ fn a_ring_decides_for_its_steps_and_its_flush() {
             assert_eq!(launch.chosen(), Recurrent, "{launch:?}");
         }
     }
-    // A window that moves with every token, and one that waits.
+    // A layer whose window moves with every token, or has a deferred write-back.
     let conv = |tokens, ring| Launch {
         conv: true,
         tokens,
@@ -658,7 +659,7 @@ fn a_ring_decides_for_its_steps_and_its_flush() {
     }
 }
 
-/// Neither B nor P, the total of packed rows, addresses or strides.
+/// The choice depends on neither B, P, the total of packed rows, addresses nor strides.
 #[test]
 fn rows_and_addresses_do_not_decide() {
     for rows in [0, 1, 2, 4096] {
@@ -683,7 +684,7 @@ fn rows_and_addresses_do_not_decide() {
     }
 }
 
-/// Every launch that some formulation takes is taken without naming one, and is the launch that names what was chosen.
+/// Every launch that some formulation takes is valid without a name too, and equals the launch that names the chosen formulation.
 #[test]
 fn what_any_formulation_takes_is_taken_without_its_name() {
     let mut counts = [0; 4];
@@ -704,7 +705,7 @@ fn what_any_formulation_takes_is_taken_without_its_name() {
                 counts[chosen as usize] += 1;
             }
             Err(message) => {
-                // Token by token a block has no room for 9 to 16 tokens of many value heads: a prefill has to be asked for.
+                // Token by token, a block has no room for 9 to 16 tokens of many value heads. The caller has to name a prefill.
                 let no_room = message.contains("by the shared memory of a block");
                 let taken = named.iter().find(|(formulation, checked)| {
                     checked.is_ok() && !(no_room && *formulation == Chunked)
@@ -799,7 +800,7 @@ fn what_any_formulation_takes_is_taken_without_its_name() {
     assert!(counts.iter().all(|&count| count > 100), "{counts:?}");
 }
 
-/// What a prefill is not for, and drafts, to who has named nothing.
+/// If the caller names no formulation, errors about prefills and drafts name the argument that decided.
 #[test]
 fn errors_name_what_has_decided() {
     let long = Launch {

@@ -4,10 +4,10 @@ use super::refused::refused;
 use super::*;
 use crate::step::shape::checks::ratio;
 
-/// 2·H·K + HV·V
+/// Channels of the convolution, D = 2·H·K + HV·V.
 pub(super) const D: usize = 2 * 2 * 64 + 4 * 64;
 
-/// B = 2, T = 1, H = 2, HV = 4, K = V = 64, P = 5, of the states `states`.
+/// A decode with B = 2, T = 1, H = 2, HV = 4, K = V = 64, P = 5, and these states.
 fn decode_to(states: impl Into<States<'static>>) -> Gdn<'static> {
     let (gate, parameter) = (tensor(Bf16, &[2, 1, 4]), tensor(F32, &[4]));
     let gates = GdnGates::raw(gate, gate, parameter, parameter);
@@ -42,7 +42,7 @@ fn with_conv(conv: Convolution<'static>) -> Gdn<'static> {
     step
 }
 
-/// All of it.
+/// A decode with a convolution, a norm and fresh rows.
 pub(super) fn layer() -> Gdn<'static> {
     let conv = convolution().bias(tensor(F32, &[D]));
     with_conv(conv).norm(norm()).fresh(fresh())
@@ -72,7 +72,7 @@ pub(super) fn constants(work: &dyn Work) -> StepConstants {
 
 #[test]
 fn constants_and_parameters_are_those_of_the_tensors() {
-    // Rows of projections that hold more; one tap in two; the windows by token, in slots of four inputs.
+    // Rows of wider projections; every second tap; token-major windows in slots of four inputs.
     let mut step = layer();
     let x = at(0x2_0000, Bf16, &[2, 1, D]);
     *conv(&mut step) = Convolution {
@@ -157,7 +157,7 @@ fn what_is_absent_leaves_no_trace() {
     assert_eq!((c.q_head, c.z_head), (64, 64));
 }
 
-/// Both orders in use, and those that are written where they are read.
+/// Windows may be channel-major or token-major, and written windows may be the read ones.
 #[test]
 fn windows_are_channel_major_or_token_major() {
     let strides = |windows| {
@@ -185,7 +185,7 @@ fn windows_are_channel_major_or_token_major() {
     };
     let d = D as u32;
     assert_eq!(strides(windows()), [3 * d, 3, 1]);
-    // W columns, of which the newest are the window.
+    // Slots of W columns, of which the window is the last W − 1.
     let four = tensor(Bf16, &[5, D, 4]).narrow(2, 1, 3).unwrap();
     assert_eq!(strides(four), [4 * d, 4, 1]);
     let by_token = strided(Bf16, &[5, D, 3], &[3 * D, 1, D]);
@@ -193,7 +193,7 @@ fn windows_are_channel_major_or_token_major() {
     let by_slot_last = strided(Bf16, &[5, D, 3], &[1, 15, 5]);
     assert_eq!(strides(by_slot_last), [1, 15, 5]);
 
-    // Those that are only read may be one for all.
+    // Slots that are only read may overlap.
     let mut step = with_conv(convolution());
     step.states = States::read_only(pool()).into();
     conv(&mut step).windows = strided(Bf16, &[5, D, 3], &[0, 3, 1]);
@@ -403,7 +403,7 @@ fn windows_that_do_not_fit_are_refused_by_name() {
         |conv| conv.windows = strided(Bf16, &[5, D, 3], &[1 << 32, 3, 1]),
         &["windows: wanted a row or slot stride below 2^32 elements"],
     );
-    // Each span below 2^32, but not both together.
+    // Each span is below 2^32, their sum is not.
     let channel = (1 << 31) / (D - 1);
     refused(
         layer(),
@@ -427,7 +427,7 @@ fn windows_that_do_not_fit_are_refused_by_name() {
         &["write_windows: wanted inputs that do not overlap, since they are written"],
     );
 
-    // States that go to another pool are in its slots, and so are the windows.
+    // States that go to another pool use its slots, and so do the windows.
     let split = |slots| {
         let other = tensor(Bf16, &[slots, 4, 64, 64]);
         States::update(pool()).write_pool(other).into()
@@ -511,7 +511,7 @@ fn fresh_rows_that_do_not_fit_are_refused_by_name() {
     }
 }
 
-/// A block has all value heads of a query/key head.
+/// A block has all value heads of a query/key head. More than it has room for are refused by name.
 #[test]
 fn value_heads_that_no_block_has_are_refused_by_name() {
     ratio(8, Some(8)).unwrap();
@@ -522,7 +522,7 @@ fn value_heads_that_no_block_has_are_refused_by_name() {
     );
 }
 
-/// By the entries that are selected, where there are such.
+/// The limit is that of the selected entries, if there are any.
 #[test]
 fn more_value_heads_than_a_block_has_are_refused() {
     let of_ratio = |ratio: usize, layout| {

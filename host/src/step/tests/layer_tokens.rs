@@ -7,7 +7,7 @@ use crate::raw::LayerParams;
 
 const WINDOW: u64 = D as u64 * 3 * 2;
 
-/// W = 4, T = 3, unless other taps are wanted.
+/// The convolution of `x` with `taps` taps (W = 4 in most tests) and slots of `inputs` inputs.
 fn convolution(x: Tensor<'static>, taps: usize, inputs: usize) -> Convolution<'static> {
     let windows = tensor(Bf16, &[5, D, inputs]);
     Convolution::new(x, 2, tensor(F16, &[D, taps]), windows)
@@ -31,7 +31,7 @@ fn fresh() -> Tensor<'static> {
     tensor(I32, &[2])
 }
 
-/// T = 3.
+/// A verify with T = 3.
 fn verify() -> Gdn<'static> {
     convolved(gdn(), convolution(x(), 4, 3))
 }
@@ -49,12 +49,12 @@ fn per_token() -> Gdn<'static> {
     convolved(token_slots(), convolution(x(), 4, 5))
 }
 
-/// Rows of at most 3 of 7 tokens.
+/// Packed rows of at most 3 tokens, 7 in total.
 fn packed_rows() -> Gdn<'static> {
     convolved(packed(), convolution(tensor(Bf16, &[1, 7, D]), 4, 3))
 }
 
-/// T' = 5.
+/// Previous tokens with x, T' = 5.
 fn previous_x() -> Previous<'static> {
     Previous {
         stored: Stored::x(at(0x7_0000, Bf16, &[2, 5, D])),
@@ -66,7 +66,7 @@ fn conv_resume() -> Gdn<'static> {
     verify().previous(previous_x())
 }
 
-/// T' = 3.
+/// A commit with a convolution, T' = 3.
 fn conv_commit() -> GdnCommit<'static> {
     GdnCommit {
         stored: Stored::conv(convolution(x(), 4, 3)),
@@ -81,7 +81,7 @@ fn of_commit<'b>(commit: &'b mut GdnCommit<'static>) -> &'b mut Convolution<'sta
     }
 }
 
-/// Only a decode to one place at most is computed by the kernels of one token.
+/// The layer kernels for one token take only a decode that writes its state to at most one place.
 #[test]
 fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     let normed = |step: Gdn<'static>| step.norm(norm());
@@ -116,7 +116,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         (Family::RECURRENT.in_layer(), true)
     );
 
-    // Of one token, whose state goes to more than one place, or which is not alone.
+    // One token whose state goes to several places, or which comes with previous tokens.
     let one = convolution(tensor(Bf16, &[2, 1, D]), 4, 3);
     let (gate, o) = (tensor(F32, &[2, 1, 4]), tensor(Bf16, &[2, 1, 4, 64]));
     let decode = |states: States<'static>| {
@@ -151,7 +151,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     assert_eq!(operator(&of_one), (Family::RECURRENT.in_layer(), false));
 }
 
-/// They have those of today.
+/// Fresh rows without a convolution and a norm use the kernels of plain steps.
 #[test]
 fn fresh_rows_alone_have_no_kernels_of_their_own() {
     for step in [
@@ -206,7 +206,7 @@ fn constants_and_parameters_of_a_resume_are_those_of_the_tensors() {
     assert_eq!(problem.kind.tokens, 8);
 }
 
-/// Its x is that of the previous tokens, all else of the convolution is its own.
+/// Of the convolution, a commit takes x from its previous tokens and everything else from its own tensors.
 #[test]
 fn constants_and_parameters_of_a_commit_are_those_of_the_tensors() {
     let mut commit = conv_commit();
@@ -257,7 +257,7 @@ fn constants_and_parameters_of_snapshots_are_those_of_the_tensors() {
     assert_eq!(strides, (12 * d, 3 * d));
     assert_eq!((c.window_snapshot_channel, c.window_snapshot_input), (3, 1));
     assert_eq!(c.has_window_snapshots, 1);
-    // Token by token, with a gap behind each.
+    // Token-major snapshots of windows, with a gap after each token.
     conv(&mut step).window_snapshots = Some(
         at(0x8_0000, Bf16, &[2, 4, D, 3])
             .with_strides(&[20 * D, 5 * D, 1, D])
@@ -270,7 +270,7 @@ fn constants_and_parameters_of_snapshots_are_those_of_the_tensors() {
     assert_eq!(step.params().window_snapshots, 0x8_0000);
     step.request().check().unwrap();
     assert!(step.request().writes(Argument::WindowSnapshots));
-    // Of states alone, and of those that nothing else is kept of.
+    // Snapshots of states only, and snapshots of windows in a step that writes no windows.
     let c = constants(&verify().snapshots(snapshots()));
     assert_eq!((c.has_snapshots, c.has_window_snapshots), (1, 0));
     let step = with_states(with_snapshots(), States::read_only(pool()));
@@ -279,7 +279,7 @@ fn constants_and_parameters_of_snapshots_are_those_of_the_tensors() {
     assert!(!step.request().writes(Argument::Windows));
 }
 
-/// With token slots a window has one input more with every token but the first.
+/// With token slots a window has one more input for every token after the first.
 #[test]
 fn windows_of_token_slots_have_the_inputs_of_every_token() {
     let step = per_token();
@@ -311,7 +311,7 @@ fn windows_of_token_slots_have_the_inputs_of_every_token() {
             );
         }
     }
-    // Those of every other way have the inputs before one token.
+    // In all other steps a window has the inputs before one token.
     for step in [verify(), conv_resume(), packed_rows()] {
         refused(
             step,
@@ -362,7 +362,7 @@ fn bytes_are_what_is_read_and_written_of_windows_and_every_other_tensor() {
     let read_only = |step| with_states(step, States::read_only(pool()));
     let once = more(&read_only(verify()), &read_only(gdn()));
     assert_eq!(once, of_conv - qkv + 2 * WINDOW);
-    // W - 2 + T inputs of each channel are written.
+    // W − 2 + T inputs of each channel are written.
     let input = D as u64 * 2;
     let slots = more(&per_token(), &token_slots());
     assert_eq!(slots, of_conv - qkv + 2 * WINDOW + 2 * 5 * input);
@@ -379,7 +379,7 @@ fn bytes_are_what_is_read_and_written_of_windows_and_every_other_tensor() {
     );
     assert_eq!(more(&conv_commit().fresh(fresh()), &conv_commit()), 2 * 4);
 
-    // Every token once, whatever the longest row is.
+    // Bytes count each token once, whatever the longest row is.
     let of_slots = |step: Gdn<'static>| {
         let slots = States::per_token(pool(), tensor(I32, &[2, 3]));
         with_states(step, slots)
@@ -534,7 +534,7 @@ fn a_commit_that_does_not_fit_is_refused_by_name() {
         |conv| conv.window_snapshots = Some(window_snapshots()),
         &["window_snapshots and a launch without snapshots exclude each other"],
     );
-    // HV, K and V are those of the states.
+    // HV, K and V come from the states.
     refused(
         conv_commit(),
         |commit| commit.states = States::update(tensor(Bf16, &[5, 8, 64, 64])),
@@ -621,7 +621,7 @@ fn window_snapshots_that_do_not_fit_are_refused_by_name() {
             &[message],
         );
     }
-    // As many as there are tokens are enough.
+    // As many steps as tokens are enough.
     let mut three = with_snapshots();
     conv(&mut three).window_snapshots = Some(tensor(Bf16, &[2, 3, D, 3]));
     three.request().check().unwrap();
@@ -648,7 +648,7 @@ fn packed_rows_that_do_not_fit_are_refused_by_name() {
     );
 }
 
-/// With either formulation a convolution and a norm have kernels of their own, and fresh rows alone have not.
+/// In both formulations a convolution or a norm needs its own kernels. Fresh rows alone do not.
 #[test]
 fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     use Mode::{Commit, Resume, Update, Verify};
@@ -692,7 +692,7 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     }
 }
 
-/// A norm that is read 16 bytes at a time stays aligned; one that is not may lie anywhere.
+/// A norm that was planned with accesses of 16 bytes needs aligned tensors. Otherwise their addresses are free.
 #[test]
 fn a_plan_wants_z_and_the_weight_of_a_norm_as_aligned_as_planned() {
     let options = recurrent().formulation(Formulation::Parallel);

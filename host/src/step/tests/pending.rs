@@ -1,4 +1,4 @@
-//! States that wait: what is found, and what is refused, by name.
+//! Deferred write-back: selected kernels and constants, and errors by name.
 
 use super::layer::{self, D, conv};
 use super::refused::refused;
@@ -6,7 +6,7 @@ use super::*;
 use crate::step::pending::{MAX_PENDING, after, folds};
 use crate::step::{Flush, Pending};
 
-/// Rings of so many entries, for GDN with 2 and 4 heads, K = V = 64, in 5 slots, with keys of a dtype.
+/// Rings of `entries` entries with keys of dtype `keys`, for GDN with 2 and 4 heads, K = V = 64, in 5 slots.
 fn rings_of(keys: DType, entries: usize) -> Pending<'static> {
     let rings = [
         tensor(keys, &[5, 2, entries, 64]),
@@ -30,7 +30,7 @@ fn decode() -> Gdn<'static> {
         .options(recurrent())
 }
 
-/// So many drafts at once.
+/// A step of `tokens` drafts that are computed together.
 fn drafts(tokens: usize) -> Gdn<'static> {
     let of = |heads| tensor(Bf16, &[2, tokens, heads, 64]);
     let gate = tensor(Bf16, &[2, tokens, 4]);
@@ -70,11 +70,11 @@ fn what_is_pending_is_compiled_in() {
     };
     assert_eq!(names(&decode()), ["deferred_klast_bf16_k64_tile64"]);
     assert_eq!(names(&flush()), ["deferred_klast_bf16_k64_tile64"]);
-    // KDA's, by the ring's log decays.
+    // The log decays of the ring make the flush one of KDA.
     let mut of_kda = flush();
     of_kda.pending.decays = tensor(F32, &[5, 4, 9, 64]);
     assert_eq!(names(&of_kda), ["deferred_klast_bf16_k64_tile64"]);
-    // With a convolution, a norm or both; keys are k's.
+    // Layers with a convolution, a norm or both. The keys in the rings have the dtype of k.
     let of_layer = ["deferred_layer_klast_bf16_k64_tile64"];
     assert_eq!(names(&layer()), of_layer);
     let mut without_norm = layer();
@@ -90,7 +90,7 @@ fn what_is_pending_is_compiled_in() {
     );
 }
 
-/// Windows move with every token, whether a state is written or not.
+/// A step writes its windows with every token, whether it writes a state or not.
 #[test]
 fn a_step_writes_its_windows() {
     let problem = layer().request().check().unwrap();
@@ -266,7 +266,7 @@ fn what_has_no_kernel_is_refused_by_name() {
     );
 }
 
-/// Several tokens at once, with room for sixteen.
+/// Drafts that are computed together have deferred write-back on tensor cores, with rings of sixteen pending tokens.
 #[test]
 fn drafts_wait_on_tensor_cores() {
     let names = |work: &dyn Work| -> Vec<&str> {
@@ -297,7 +297,7 @@ fn drafts_wait_on_tensor_cores() {
     );
 }
 
-/// A layer step whose window waits, with one token.
+/// A layer step of one token with deferred write-back of its window.
 fn waiting_layer() -> Gdn<'static> {
     let pending = rings_of(F32, 9).inputs(tensor(Bf16, &[5, 9, D]));
     let mut step = layer().pending(pending);
@@ -305,7 +305,7 @@ fn waiting_layer() -> Gdn<'static> {
     step
 }
 
-/// What folds its windows too.
+/// The flush of that layer, which writes windows too.
 fn waiting_flush() -> Flush<'static> {
     let pending = rings_of(F32, 9).inputs(tensor(Bf16, &[5, 9, D]));
     let states = States::update(tensor(Bf16, &[5, 4, 64, 64]));
@@ -323,7 +323,7 @@ fn windows_wait_with_drafts() {
             panic!("one kernel")
         };
         assert_eq!(variant.name(), entry);
-        // Who launches by itself has not said that it takes what only the simulator has run.
+        // An entry that only the simulator has run gives no recipe, since the caller has not asked for such entries.
         match work.recipe() {
             Ok(_) => assert!(variant.is_proved()),
             Err(error) => {
@@ -427,7 +427,7 @@ fn inputs_are_of_windows_that_wait() {
     }
 }
 
-/// The host's counts are the kernels'.
+/// The host and the kernels compute the same numbers of pending tokens, also around the end of the ring.
 #[test]
 fn counts_go_round_the_ring() {
     for len in 0..=MAX_PENDING {

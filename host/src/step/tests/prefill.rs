@@ -1,4 +1,4 @@
-//! Prefills: what is refused by name, what is compiled and what is not, and what a launch gets.
+//! Prefills: errors by name, compiled constants, and parameters of a launch.
 
 use super::refused::refused;
 use super::*;
@@ -7,7 +7,7 @@ fn chunked() -> Options {
     Options::default().formulation(Formulation::Chunked)
 }
 
-/// B = 2, T tokens, H = 2, HV = 4, K = V = 64, P = 5.
+/// A prefill with B = 2, T tokens, H = 2, HV = 4, K = V = 64, P = 5.
 pub(super) fn dense(tokens: usize) -> Gdn<'static> {
     let (qk, v) = (
         tensor(Bf16, &[2, tokens, 2, 64]),
@@ -23,7 +23,7 @@ pub(super) fn dense(tokens: usize) -> Gdn<'static> {
     .options(chunked())
 }
 
-/// Three rows.
+/// A prefill of three packed rows.
 pub(super) fn of_total(total: usize, most: usize) -> Gdn<'static> {
     let of_heads = |heads| tensor(Bf16, &[1, total, heads, 64]);
     let gate = tensor(F32, &[1, total, 4]);
@@ -37,7 +37,7 @@ pub(super) fn of_total(total: usize, most: usize) -> Gdn<'static> {
     .options(chunked())
 }
 
-/// With all that a prefill may have.
+/// A prefill with every tensor that it may have.
 pub(super) fn full() -> Gdn<'static> {
     dense(300)
         .positions(tensor(I64, &[2]))
@@ -46,7 +46,7 @@ pub(super) fn full() -> Gdn<'static> {
         .fresh(tensor(I32, &[2]))
 }
 
-/// The same of a projection, packed, with a norm.
+/// A prefill of 300 packed tokens of a layer: positions, a convolution and a norm.
 pub(super) fn layer() -> Gdn<'static> {
     let (x, windows) = (tensor(Bf16, &[1, 300, 512]), tensor(Bf16, &[5, 512, 3]));
     let conv = Convolution::new(x, 2, tensor(Bf16, &[512, 4]), windows);
@@ -69,7 +69,7 @@ fn any_number_of_tokens_is_taken() {
     layer().request().check().unwrap();
 }
 
-/// One prewarm serves every T, total and promise: the same is compiled.
+/// One prewarm serves every T, total and promise: the compiled constants are the same.
 #[test]
 fn nothing_that_is_compiled_varies_with_lengths() {
     let problem = |work: &dyn Work| work.request().check().unwrap();
@@ -100,7 +100,7 @@ fn nothing_that_is_compiled_varies_with_lengths() {
         (c.positions_index, c.checkpoint_index, c.checkpoint_every),
         (2, 3, 128)
     );
-    // Of a view whose tokens are not aligned too, of which one token would not say so.
+    // The same holds for a view with unaligned tokens, which a view of one token would not show.
     let narrow = |tokens| {
         let mut step = dense(tokens);
         *qkv(&mut step)[0] = strided(Bf16, &[2, tokens, 2, 64], &[4096, 129, 64, 1]);
@@ -152,7 +152,7 @@ fn everything_of_a_prefill_arrives() {
         tensor(Bf16, &[5, 512, 3]),
     ));
     assert_eq!(params(&step).x_row, 9000);
-    // Nothing of it where there is none.
+    // In other steps the parameters of a prefill are 0.
     let p = gdn().request().prefill_params(gdn().params());
     assert_eq!((p.rows, p.tokens, p.q_row, p.workspace), (0, 0, 0, 0));
 }
@@ -231,7 +231,7 @@ fn what_is_of_a_prefill_alone_is_refused_elsewhere() {
     }
 }
 
-/// The error says which formulation has no such limit, to who has named another one.
+/// If the caller has named another formulation, the error about more than 16 tokens names the one without this limit.
 #[test]
 fn more_than_16_tokens_name_the_formulation_that_takes_them() {
     for (formulation, parts) in [
@@ -325,7 +325,7 @@ fn positions_and_checkpoints_that_do_not_fit_are_refused_by_name() {
     }
 }
 
-/// States of checkpoints count as far as a row that begins its sequence has them.
+/// Bytes count the states of checkpoints as for a row that begins its sequence. They do not count the workspace.
 #[test]
 fn bytes_count_checkpoints_and_no_workspace() {
     const STATE: u64 = 4 * 64 * 64 * 2;

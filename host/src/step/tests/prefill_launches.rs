@@ -1,11 +1,11 @@
-//! What a prefill is launched as: kernels, grids and workspaces.
+//! Launches of a prefill: kernels, grids and workspaces.
 
 use super::prefill::{dense, full, layer, of_total};
 use super::*;
 use crate::raw::PrefillParams;
 
-/// Rows of more than 64 tokens take two launches and a workspace, with a convolution one more, of short ones one launch and none;
-/// rows that may be of one token beside longer ones take one more.
+/// Rows of more than 64 tokens take two launches and a workspace, and one launch more with a convolution. Short rows take one
+/// launch and no workspace. Rows that may have one token next to longer ones take one launch more.
 #[test]
 fn launches_and_workspaces_follow_from_lengths() {
     let names = |step: &Gdn<'_>| -> Vec<&'static str> {
@@ -30,13 +30,15 @@ fn launches_and_workspaces_follow_from_lengths() {
     let launches_of_short: Vec<_> = of_short_rows.recipe().unwrap().launches().collect();
     assert_eq!(overlaps(&launches_of_short), [false, true]);
     let [convolve, prepare] = [0, 1].map(|i: usize| launches[i].shape.grid[0]);
-    // Of two query/key heads q and k, and of the four value heads v; two of these are a block of the preparation's.
+    // Blocks convolve q and k of two query/key heads, and v of four value heads. A block of the intra-chunk pass has two value
+    // heads.
     assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
-    // The windows of three rows of 512 channels, and a block of each unit and value head for the norm.
+    // Blocks for the windows of three rows of 512 channels, and for the norm a block for each chunk and value head.
     let shape = launches[4].shape;
     let (of_windows, of_norm) = (3 * 512_u32.div_ceil(shape.block), prepare / 2 * 4);
     assert_eq!(shape.grid, [of_windows + of_norm, 1, 1]);
-    // Without a norm windows alone, without a convolution o alone; of short rows o is normed where it is made.
+    // Without a norm the launch writes windows only, without a convolution o only. Short rows norm o in the kernel that computes
+    // it.
     let grid = |step: Gdn<'static>| {
         let last = step.recipe().unwrap().launches().last().unwrap();
         (last.kernel.symbol() == finish).then_some(last.shape.grid)
@@ -57,13 +59,13 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert_eq!(grid(short_norm), None);
     assert_eq!(names(&dense(64)), short);
     assert_eq!(names(&of_total(4096, 64)), short);
-    // Short rows take a workspace on other GPUs than Hopper alone.
+    // On other GPUs than Hopper short rows take a workspace too.
     assert!(dense(64).workspace_bytes().unwrap() > 0);
     assert!(dense(64).recipe_for(132, (8, 0)).is_err());
     assert_eq!(gdn().workspace_bytes().unwrap(), 0);
     assert_eq!(names(&gdn()).len(), 1);
 
-    // A unit has at most 64 tokens of a row; a head of q and k has one of each.
+    // A chunk has at most 64 tokens of a row, so each head of q and k has one place for each chunk.
     let bytes = |step: &Gdn<'_>| step.workspace_bytes().unwrap();
     let of_unit = bytes(&of_total(66, 66)) / (2 * 3);
     assert_eq!(of_unit % 128, 0);
@@ -71,7 +73,7 @@ fn launches_and_workspaces_follow_from_lengths() {
     let recipe = full().recipe().unwrap();
     let shape = recipe.launches().next().unwrap().shape;
     let units = bytes(&full()) / 2 / of_unit;
-    // A block has two value heads of a query/key head, of which there are two.
+    // A block has two value heads of a query/key head. There are two query/key heads.
     assert_eq!(shape.grid, [2 * units as u32, 1, 1]);
     assert!((10..=13).contains(&units), "{units}");
     assert_eq!(recipe.shape.grid, [2, 2, 2]);
@@ -80,7 +82,8 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert!(bytes(&dense(300).positions(tensor(I32, &[2]))) >= bytes(&dense(300)));
 }
 
-/// Where rows have half of the longest one's tokens on average, or less, those of one token are not the chain's.
+/// If rows have on average at most half of the longest row's tokens, rows of one token are not in the scan but in a launch of their
+/// own.
 #[test]
 fn rows_of_one_token_have_a_launch_beside_longer_ones() {
     let launches = |most: usize| -> Vec<crate::raw::Launch> {
@@ -94,20 +97,20 @@ fn rows_of_one_token_have_a_launch_beside_longer_ones() {
     assert_eq!((said(&chain), chain.shape.grid), ((3, 0), [2, 2, 3]));
     assert!(!prepare.shape.overlaps && chain.shape.overlaps);
     let [_, chain, single] = launches(200).try_into().unwrap();
-    // Four blocks of a row, eight multiprocessors.
+    // Four blocks for each row, on eight multiprocessors.
     assert_eq!((said(&chain), chain.shape.grid), ((2, 1), [2, 2, 2]));
     assert_eq!(chain.shape.shared_bytes, 227 << 10);
     assert_eq!(single.kernel.symbol(), "prefill_single_k64");
     assert_eq!(single.shape.grid, [4, 1, 3]);
     assert!(single.shape.overlaps);
-    // As many as may be as long as the longest have a turn, and dense ones all.
+    // The longest row may have all 300 tokens. Dense rows have no launch of single rows.
     let [_, chain, _] = launches(300).try_into().unwrap();
     assert_eq!(said(&chain), (2, 1));
     let step = dense(300).workspace(tensor(F32, &[1 << 20]));
     assert_eq!(step.recipe().unwrap().launches().count(), 2);
 }
 
-/// B rows of T tokens, of a total where they are packed, H = 16, HV = 32, K = V = 128: 32 blocks of a chain for each row of a batch.
+/// B rows of T tokens, or of a total if packed, with H = 16, HV = 32, K = V = 128: each row of a batch has 32 blocks of the scan.
 fn batch(rows: usize, tokens: usize, total: Option<usize>) -> Gdn<'static> {
     let dims = total.map_or([rows, tokens], |total| [1, total]);
     let of = |dtype, inner: &[usize]| tensor(dtype, &[&dims[..], inner].concat());
@@ -127,7 +130,8 @@ fn batch(rows: usize, tokens: usize, total: Option<usize>) -> Gdn<'static> {
     }
 }
 
-/// Blocks of a batch go on from row to row where rows are of about a length and all take no more turns than blocks take by themselves.
+/// The scan has persistent blocks, which work several rows, if rows have similar lengths and the rows take no more turns than
+/// blocks without it.
 #[test]
 fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
     let turns = |step: Gdn<'_>, multiprocessors| {
@@ -138,21 +142,22 @@ fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
         assert_eq!(chain.params.has_singles, 0);
         chain.params.turns
     };
-    // Rows, and how many at once: of 5 and 32 as many turns as blocks have, of 33 nine in place of eight, of 256 64 in place of 63.
+    // Number of rows, and of rows at once. 5 and 32 rows take as many turns as without persistent blocks, 33 rows nine instead of
+    // eight, 256 rows 64 instead of 63.
     for (rows, wanted) in [(5, 4), (8, 4), (32, 4), (33, 33), (36, 4), (256, 4)] {
         assert_eq!(turns(batch(rows, 100, None), 132), wanted, "{rows} rows");
     }
-    // One at a time where no two have room; all where one has none.
+    // Rows go one at a time if there is no room for two, and all at once if there is no room for one.
     assert_eq!(turns(batch(8, 100, None), 63), 8);
     assert_eq!(turns(batch(8, 100, None), 33), 1);
     assert_eq!(turns(batch(8, 100, None), 31), 8);
-    // Seven eighths of the longest on average.
+    // Rows have seven eighths of the longest row's tokens on average.
     assert_eq!(turns(batch(8, 100, Some(700)), 132), 4);
     assert_eq!(turns(batch(8, 100, Some(699)), 132), 8);
 }
 
-/// Rows of one token alone have the launch that is beside longer ones, but for what is before it: it begins behind that. Windows
-/// are written behind it.
+/// If all rows have one token, the launch of single rows takes the place of all others except the one that writes windows, which
+/// follows it. It does not overlap the work before it.
 #[test]
 fn rows_of_one_token_alone_have_that_launch_alone() {
     let launches = |step: &Gdn<'_>| -> Vec<crate::raw::Launch> {
@@ -184,7 +189,7 @@ fn rows_of_one_token_alone_have_that_launch_alone() {
     assert_eq!(launches[1].shape.grid, [3 * 512_u32.div_ceil(256), 1, 1]);
 }
 
-/// One row of T tokens, H = 2, HV = 4, K = V = 64: four blocks of a chain.
+/// One row of T tokens with H = 2, HV = 4, K = V = 64: four blocks of the scan.
 fn prompt(tokens: usize) -> Gdn<'static> {
     let of_heads = |heads| tensor(Bf16, &[1, tokens, heads, 64]);
     let gate = tensor(F32, &[1, tokens, 4]);
@@ -210,7 +215,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
     let finish = launches.pop().unwrap();
     assert_eq!(finish.kernel.symbol(), "prefill_finish_k64");
     assert!(!finish.shape.overlaps);
-    // Of a norm all units, whatever stretch they are of.
+    // The launch of the norm has all chunks, of whichever segment.
     let all = 16_384 / 64;
     assert_eq!(finish.shape.grid, [all * 4, 1, 1]);
     let mut end = 0;
@@ -221,7 +226,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
         assert_eq!(prepare.kernel.symbol(), "gdn_prefill_prepare_k64");
         assert_eq!(chain.kernel, recipe.kernel);
         assert_eq!(chain.shape, recipe.shape);
-        // The first preparation is behind whatever came before the prefill.
+        // The first intra-chunk pass waits for the work before the prefill.
         assert_eq!(prepare.shape.overlaps, end != 0);
         assert!(chain.shape.overlaps && chain.shape.shared_bytes == 227 << 10);
         let stretch = |launch: &crate::raw::Launch| {
@@ -252,7 +257,7 @@ fn other_rows_are_launched_at_once() {
         }
         recipe.launches().count()
     };
-    // 31 units and 32; half of the multiprocessors, and less than half.
+    // 31 and 32 chunks; half of the multiprocessors, and fewer.
     assert_eq!(count(&prompt(31 * 64), 132), 2);
     assert_eq!(count(&prompt(32 * 64), 132), 4);
     assert_eq!(count(&prompt(32 * 64), 8), 4);
@@ -261,7 +266,7 @@ fn other_rows_are_launched_at_once() {
     assert_eq!(count(&two, 132), 2);
 }
 
-/// What a stretch leaves for the next has a place where there may be stretches; more rows, or more tokens, never take less.
+/// A workspace has room for the states between segments if there may be segments. More rows or more tokens never need less.
 #[test]
 fn a_workspace_has_a_place_for_what_stretches_leave() {
     let bytes = |step: &Gdn<'_>| step.workspace_bytes().unwrap();
@@ -299,8 +304,8 @@ fn a_workspace_that_is_missing_or_too_small_is_refused_by_name() {
     of_total(300, 64).recipe().unwrap();
 }
 
-/// Another GPU than Hopper works all rows by the chain for every GPU, with as many stages as its shared memory holds; launches
-/// overlap from compute capability 9.0 on.
+/// Other GPUs than Hopper compute all rows with the portable scan, with as many stages as fit into shared memory. Launches overlap
+/// from compute capability 9.0 on.
 #[test]
 fn every_gpu_has_a_chain() {
     let workspace = || tensor(F32, &[1 << 24]);
@@ -319,7 +324,7 @@ fn every_gpu_has_a_chain() {
         ((12, 0), 100, 1),
         ((13, 0), 100, 1),
     ] {
-        // 2 · 54 KB of stages.
+        // Stages of 2 · 54 KB.
         let of_batch = launches(batch(2, 300, None), capability);
         let [prepare, chain] = [
             "gdn_prefill_prepare_k128",
@@ -336,14 +341,14 @@ fn every_gpu_has_a_chain() {
         let most = gated_delta_kernels::machine::shared_bytes(capability);
         assert!(shared_bytes <= most && (shared_bytes > 99 << 10) == (stages == 2));
         assert_eq!(of_batch[1].shape.overlaps, machine == 100);
-        // Short rows, and one long row, are no other launches.
+        // Short rows, and one long row, have the same launches.
         assert_eq!(
             names(&launches(batch(2, 40, None), capability)),
             [prepare, chain]
         );
         let of_one = names(&launches(batch(1, 4096, None), capability));
         assert_eq!(of_one.len() > 2, machine == 100, "{of_one:?}");
-        // Rows of one token by themselves.
+        // Rows of one token only.
         assert_eq!(
             names(&launches(dense(1), capability)),
             ["prefill_single_k64"]
@@ -352,7 +357,7 @@ fn every_gpu_has_a_chain() {
     full().recipe_for(132, (9, 0)).unwrap();
 }
 
-/// No length and no promise makes one that is missing at a launch.
+/// A prewarm compiles the kernels of every length and promise.
 #[test]
 fn a_prewarm_is_of_every_length() {
     let entries = |step: &Gdn<'_>| {
@@ -368,9 +373,9 @@ fn a_prewarm_is_of_every_length() {
         }
     }
     assert_eq!(all.len(), 4);
-    // With a convolution, one before and one behind.
+    // A convolution adds one launch before the others and one after them.
     assert_eq!(entries(&layer()).len(), 6);
-    // With a norm alone, one behind.
+    // A norm alone adds one launch after the others.
     let mut without_conv = layer();
     without_conv.inputs = of_total(300, 300).inputs;
     assert_eq!(entries(&without_conv).len(), 5);

@@ -1,4 +1,4 @@
-//! Arguments that are refused, by name.
+//! Arguments that are refused by name.
 
 use gated_delta_kernels::launch::LaunchShape;
 
@@ -7,8 +7,8 @@ use crate::driver::RawFunction;
 use crate::recall::Last;
 use crate::step::Launches;
 
-/// Changes good arguments, and asserts that the error begins with the first of `parts` and has them all, and that a launch
-/// of the good ones is not taken for one of theirs.
+/// Changes valid arguments. Asserts that the error begins with the first of `parts` and contains all of them, and that the cache
+/// does not confuse the arguments with the valid ones.
 #[track_caller]
 pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: &[&str]) {
     args.request().check().unwrap();
@@ -35,7 +35,7 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
     );
 }
 
-/// What the types do not exclude; the rest is `gated_delta_harness::arguments`' to refuse.
+/// Invalid combinations that the types do not exclude. `gated_delta_harness::arguments` refuses the others.
 #[test]
 fn a_resume_writes_the_state_after_the_kept_tokens_and_no_other() {
     let why = "the state after the kept tokens is written, and no other";

@@ -1,22 +1,22 @@
-//! The stages of a launch: a file names none of a later one.
+//! The stages of a launch: no file names an item of a later stage.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What of the crate launches by the last stages.
+/// Parts of the crate that launch through the last stages.
 const LAST: [&str; 5] = ["layer", "library", "raw", "recall", "validate"];
 
-/// The first stage that may name these.
+/// The first stage that may name them.
 const LATE: &str = "work";
 
-/// From arguments to launches, as `mod.rs` has them in order: each is a file, or a folder.
+/// The stages from arguments to launches, in the order of `mod.rs`. Each is a file or a folder.
 fn stages() -> Vec<&'static str> {
     let text = include_str!("../mod.rs").lines();
     let stages = text.filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
     stages.filter(|stage| *stage != "tests").collect()
 }
 
-/// The first words behind each `path` in lines that are no comments.
+/// The first word after each occurrence of `path` in lines that are not comments.
 fn named<'t>(text: &'t str, path: &str) -> Vec<&'t str> {
     let code = text
         .lines()
@@ -28,7 +28,7 @@ fn named<'t>(text: &'t str, path: &str) -> Vec<&'t str> {
         .collect()
 }
 
-/// The sources of a file or a folder, but for those of tests.
+/// The sources of a file or a folder, without tests.
 fn sources(at: &Path) -> Vec<PathBuf> {
     if at.is_dir() {
         let inside = fs::read_dir(at).unwrap().map(|it| it.unwrap().path());
@@ -58,7 +58,7 @@ fn no_stage_names_a_later_one() {
         for source in sources(&path) {
             let text = fs::read_to_string(&source).unwrap();
             let mut others = named(&text, "crate::step::");
-            // In a folder, `super` is the stage itself, but for its `mod.rs`.
+            // In a folder, `super` is the stage itself, except in its `mod.rs`.
             if source.parent() == Some(&step) || source.ends_with("mod.rs") {
                 others.extend(named(&text, "super::"));
             }
