@@ -1,4 +1,4 @@
-//! The committed PTX: an entry per file, what it may and must contain, and what specialisation makes of it.
+//! The committed PTX: one entry per file, its required and forbidden instructions, and its specialisation.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,13 +22,13 @@ macro_rules! embed {
 }
 for_each_entry!(embed);
 
-/// The entries of the operators on states.
+/// The entries of the operators on states, with family, name and text.
 fn on_states() -> impl Iterator<Item = (Family, &'static str, &'static str)> {
     let of_family = |&(entry, text)| Some((Family::of(entry)?, entry.name(), text));
     TEXTS.iter().filter_map(of_family)
 }
 
-/// Identifiers, directives and numbers of a text, `$L1`, `.version` and `ld.global.b32` each as one.
+/// Words of a text: identifiers, directives and numbers, with `$L1`, `.version` and `ld.global.b32` as one word each.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || "_$%.:".contains(c)))
         .filter(|word| !word.is_empty())
@@ -47,7 +47,7 @@ fn symbols(text: &str) -> BTreeSet<&str> {
     words(text).filter(of_layer).collect()
 }
 
-/// Symbols that stand for what a GPU has, not for what a layer is.
+/// Symbols for properties of a GPU rather than of a layer.
 const OF_MACHINES: [&str; 6] = [
     "GD_SM80",
     "GD_SM90",
@@ -57,7 +57,7 @@ const OF_MACHINES: [&str; 6] = [
     "GD_STAGES",
 ];
 
-/// The instructions that Hopper gets.
+/// The text specialised for Hopper.
 fn on_hopper(text: &str) -> String {
     let lines = text.lines().filter(|line| !line.starts_with("GD_SM80"));
     let lines = lines.map(|line| line.strip_prefix("GD_SM90 ").unwrap_or(line));
@@ -100,8 +100,8 @@ fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
     }
 }
 
-/// The lowest that the instructions need: CUDA 11.4, Ampere; of clusters, CUDA 12.1, Hopper; of warpgroups, CUDA 12.0,
-/// Hopper and no later.
+/// Each text has the lowest PTX version and target that its instructions allow: CUDA 11.4 and Ampere; with clusters CUDA 12.1 and
+/// Hopper; with warpgroups CUDA 12.0 and exactly Hopper.
 #[test]
 fn old_drivers_and_gpus_can_load_it() {
     for (entry, text) in TEXTS {
@@ -126,7 +126,7 @@ fn old_drivers_and_gpus_can_load_it() {
     }
 }
 
-/// No spill, no call, and no access whose state space is found out at run time.
+/// No text has local memory, a call, or a generic access, whose state space is found at run time.
 #[test]
 fn nothing_is_in_local_memory_called_or_generic() {
     for (entry, text) in TEXTS {
@@ -194,7 +194,7 @@ fn the_kernels_are_of_the_expected_instructions() {
     }
 }
 
-/// What multiplies, what brings its factors in, and what makes decays and rounds.
+/// Prefills use the expected instructions for products, for loads of their factors, for decays and for rounding.
 #[test]
 fn prefills_are_of_the_expected_instructions() {
     for (entry, text) in TEXTS {
@@ -218,7 +218,7 @@ fn prefills_are_of_the_expected_instructions() {
         let name = entry.name();
         let portable = is_portable_chain(*entry);
         let per_channel = (entry.computes()).is_some_and(|it| it.per_channel == Some(true));
-        // A preparation has products of warps alone.
+        // An intra-chunk pass multiplies by warps only.
         let bulk = of == Stage::Prepare && !per_channel;
         for (wanted, has) in [
             ("wgmma.mma_async.sync.aligned", walks && !portable),
@@ -246,12 +246,12 @@ fn prefills_are_of_the_expected_instructions() {
     }
 }
 
-/// Which part of a prefill an entry is.
+/// Stage of a prefill that an entry is. `None` for other entries.
 fn prefill_of(entry: Entry) -> Option<Stage> {
     entry.computes()?.family.stage()
 }
 
-/// A state may be read before the branch on its slot, but never without the predicate that the slot is valid.
+/// A state may be loaded before the branch on its slot, but never without the predicate that the slot is valid.
 #[test]
 fn states_are_loaded_under_a_predicate() {
     for (entry, text) in TEXTS {
@@ -272,7 +272,7 @@ fn the_symbols_of_a_text_are_those_of_its_operator() {
     }
 }
 
-/// Parts of the names of constants that a decode, of one token without other ways of keeping states, has no use for.
+/// Parts of the names of constants that a decode does not use. A decode has one token and no other way of keeping states.
 const NOT_OF_A_DECODE: [&str; 10] = [
     "_TOKEN",
     "PREVIOUS",
@@ -286,7 +286,7 @@ const NOT_OF_A_DECODE: [&str; 10] = [
     "G_HEAD",
 ];
 
-/// The same of the constants of a convolution and a norm.
+/// Parts of the names of constants of a convolution and a norm.
 const OF_A_LAYER: [&str; 8] = [
     "_CONV_",
     "GD_TAPS",
@@ -298,7 +298,7 @@ const OF_A_LAYER: [&str; 8] = [
     "GD_Z_",
 ];
 
-/// The same that a layer step of one token has no use for.
+/// Parts of the names of constants that a layer step of one token does not use.
 const NOT_OF_A_LAYER: [&str; 9] = [
     "PREVIOUS_K",
     "PREVIOUS_V",
@@ -311,7 +311,7 @@ const NOT_OF_A_LAYER: [&str; 9] = [
     "GD_Z_TOKEN",
 ];
 
-/// The same that no kernel of a prefill has a use for: nothing that varies with lengths is a constant.
+/// Parts of the names of constants that no kernel of a prefill uses. A prefill has no constants that depend on lengths.
 const NOT_OF_A_PREFILL: [&str; 7] = [
     "_ROW",
     "GD_TOKENS",
@@ -322,7 +322,7 @@ const NOT_OF_A_PREFILL: [&str; 7] = [
     "KEEP",
 ];
 
-/// Constants that a prefill of KDA has a use for, and GDN's has not.
+/// Constants that a prefill of KDA uses and a prefill of GDN does not.
 const OF_GATES_OF_CHANNELS: [&str; 5] = [
     "GD_BETA_LOGIT",
     "GD_LOWER_BOUND",
@@ -331,14 +331,14 @@ const OF_GATES_OF_CHANNELS: [&str; 5] = [
     "GD_GATE_ROWS_H",
 ];
 
-/// Constants that other operators have no use for.
+/// Constants of prefills, which other operators do not use.
 const OF_A_PREFILL: [&str; 3] = [
     "GD_POSITIONS_INDEX",
     "GD_CHECKPOINT_INDEX",
     "GD_CHECKPOINT_EVERY",
 ];
 
-/// Constants of the rings that states wait with, which other operators have no use for.
+/// Constants of the rings of deferred write-back, which other operators do not use.
 const OF_RINGS: [&str; 8] = [
     "GD_PENDING",
     "GD_RING",
@@ -350,8 +350,8 @@ const OF_RINGS: [&str; 8] = [
     "GD_PENDING_BASE_INDEX",
 ];
 
-/// Parts of the names of constants that a decode on states that wait has no use for: it folds a state where that is, and
-/// keeps it in no other way.
+/// Parts of the names of constants that a decode with deferred write-back does not use. A flush writes a state in place, and there
+/// are no other ways of keeping it.
 const NOT_OF_RINGS: [&str; 8] = [
     "PREVIOUS",
     "SNAPSHOT",
@@ -363,12 +363,12 @@ const NOT_OF_RINGS: [&str; 8] = [
     "GD_WRITE_",
 ];
 
-/// Constants that a layer step on states that wait has no use for, and a layer step has: its state goes where it comes from,
-/// whole heads load and store element by element.
+/// Constants that a layer step uses and a layer step with deferred write-back does not. Its state is written in place, and whole
+/// heads load and store single elements.
 const NOT_OF_A_LAYER_WITH_RINGS: [&str; 3] = ["GD_WRITE_SLOT", "GD_WIDE_IO", "GD_WIDE_NORM"];
 
-/// Parts of the names of constants that drafts of a layer on states that wait have no use for: nothing is committed, and a state is
-/// folded where it is.
+/// Parts of the names of constants that drafts of a layer with deferred write-back do not use. They commit nothing, and a flush
+/// writes a state in place.
 const NOT_OF_DRAFTS_OF_A_LAYER: [&str; 8] = [
     "PREVIOUS_K",
     "PREVIOUS_V",
@@ -380,13 +380,13 @@ const NOT_OF_DRAFTS_OF_A_LAYER: [&str; 8] = [
     "GD_WRITE_SLOT",
 ];
 
-/// The same of windows that are written, behind all else.
+/// Part of the names of constants of separate written windows.
 const OF_WRITTEN_WINDOWS: &str = "WRITE_WINDOWS";
 
-/// The same of a norm, but for whether there is one.
+/// Parts of the names of constants of a norm, except the one that tells whether there is a norm.
 const OF_A_NORM: [&str; 3] = ["_NORM_", "GD_WIDE_NORM", "GD_Z_"];
 
-/// The same of values, outputs and states, which a preparation does not see.
+/// Parts of the names of constants of values, outputs and states, which an intra-chunk pass does not use.
 const NOT_OF_A_PREPARATION: [&str; 7] = [
     "CHECKPOINT",
     "HAS_NORM",
@@ -397,7 +397,7 @@ const NOT_OF_A_PREPARATION: [&str; 7] = [
     "GD_Z_",
 ];
 
-/// What is left of them for windows and o.
+/// Parts of the names of constants that the launch for windows and normed outputs uses.
 const OF_A_FINISH: [&str; 17] = [
     "CHECKPOINT",
     "CU_SEQLENS_INDEX",
@@ -415,11 +415,11 @@ const OF_A_FINISH: [&str; 17] = [
     "GD_WIDE_IO",
     "GD_X_",
     "GD_O_",
-    // It says where a value head's scales of o are.
+    // The dtype of v determines the place of a value head's scales of o.
     "GD_V_ELEMENT",
 ];
 
-/// What a convolution before a preparation has a use for.
+/// Parts of the names of constants that a convolution before the intra-chunk pass uses.
 const OF_A_CONVOLUTION: [&str; 15] = [
     "_CONV_",
     "CU_SEQLENS_INDEX",
@@ -438,13 +438,13 @@ const OF_A_CONVOLUTION: [&str; 15] = [
     "GD_X_",
 ];
 
-/// What a preparation has not, where a launch before it convolves.
+/// Parts of the names of constants that an intra-chunk pass does not use if a launch before it convolves.
 const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"];
 
-/// What says whether a value head of a unit has scales of o in the workspace.
+/// Constants that determine whether a value head of a chunk has scales of o in the workspace.
 const OF_SCALES_OF_O: [&str; 2] = ["GD_HAS_NORM", "GD_O_ELEMENT"];
 
-/// Whether a part of a prefill uses a constant.
+/// Whether a stage of a prefill uses a constant.
 fn is_of_prefill(of: Stage, per_channel: Option<bool>, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
@@ -471,11 +471,12 @@ fn is_of_prefill(of: Stage, per_channel: Option<bool>, symbol: &str) -> bool {
             && !has(&OF_A_NORM)
             && !has(&OF_INPUTS_OF_A_CONVOLUTION);
     }
-    // Only rows that are short are normed where their states are; but for a single token, element by element.
+    // Only short rows are normed by the kernel that has their states. Rows of a single token are normed too, but by single
+    // elements.
     symbol != "GD_WIDE_NORM" || of == Stage::Short
 }
 
-/// Whether its 16-bit states may be f16: not those of drafts that wait.
+/// Whether the entry's 16-bit states may be f16. Drafts with deferred write-back take bf16 only.
 fn takes_f16(entry: Entry) -> bool {
     let are_drafts = |it: launch::Computes| it.family.is_parallel() && it.family.is_deferred();
     let converts = |it: launch::Computes| it.family.knows_states() && !are_drafts(it);
@@ -485,16 +486,16 @@ fn takes_f16(entry: Entry) -> bool {
     })
 }
 
-/// Whether layout and element of its states are load-time constants.
+/// Whether layout and dtype of the entry's states are load-time constants.
 fn takes_any_states(entry: Entry) -> bool {
     let computes = entry.computes();
     computes.is_some_and(|it| it.states.is_none() && it.family.knows_states())
 }
 
-/// The constants that an entry uses: all of a step but those of a layer, but for a decode, and that no snapshot and no
-/// token slot is asked of the parallel formulation, whose norm alone stores several elements at once. Of a layer step,
-/// whole heads store what the norm leaves element by element; so do those of several tokens, of which KDA's load the gates
-/// of channels together. States that wait have rings, and kernels of their own.
+/// The constants that an entry uses. A plain step uses all but those of a layer. Exceptions: a decode; the parallel formulation,
+/// which has no snapshots and no token slots, and whose norm alone stores several elements at once. In a layer step whole heads
+/// store normed elements one by one. Layer kernels for several tokens do so too, and those of KDA load the gates of channels
+/// together. Deferred write-back has rings and its own kernels.
 fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
     let family = Family::of(entry);
     let prefill = prefill_of(entry);
@@ -505,7 +506,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         if OF_MACHINES.contains(symbol) {
             return false;
         }
-        // A chain that leaves every norm to the launch behind it.
+        // This scan leaves every norm to the launch after it.
         let leaves_norms = is_portable_chain(entry) && entry.computes().is_some_and(|it| it.v > 64);
         let of_norm = symbol.starts_with("GD_NORM_") || symbol.starts_with("GD_Z_");
         if leaves_norms && of_norm {
@@ -548,7 +549,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         if OF_A_PREFILL.contains(symbol) {
             return false;
         }
-        // It makes its matrices up.
+        // This entry makes up its matrices.
         if entry == Entry::warpgroup_contract {
             return false;
         }
@@ -594,13 +595,13 @@ fn specialisation_leaves_no_symbol() {
     }
 }
 
-/// Layers that differ in anything that is compiled in never share code: each field of the constants changes the
-/// text, differently from every other field.
+/// Layers that differ in a compiled-in value never share code: each field of the constants changes the text, differently from every
+/// other field.
 #[test]
 fn keys_that_differ_in_one_field_have_different_code() {
     on_threads(TEXTS, |(entry, text)| {
         let symbols = entry.symbols();
-        // Those lines alone are not the same in all.
+        // Only lines with symbols can differ between the texts.
         let with_symbols = |line: &&str| line.contains("GD_");
         let lines: Vec<&str> = text.lines().filter(with_symbols).collect();
         let lines = lines.join("\n");

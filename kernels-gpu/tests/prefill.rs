@@ -1,5 +1,5 @@
-//! Prefills launched in ways that the library takes to for many rows or long prompts alone, of few and short ones, in the
-//! simulator: blocks that go from row to row, segments, two heads of a block, rows of one token in a launch of their own.
+//! Launch forms of prefills that the library only uses for many rows or long prompts, in the simulator with few and short rows:
+//! persistent blocks, segments, two heads a block, rows of one token in a launch of their own.
 
 use std::ops::Deref;
 
@@ -16,7 +16,7 @@ use gated_delta_kernels::prefill::{ALL_CHUNKS, units};
 use gated_delta_kernels::step::{Activation, PrefillParams, StepConstants};
 use half::{bf16, f16};
 
-/// A launch's tensors and how they are given.
+/// Sizes, switches and values of a launch.
 #[derive(Clone)]
 struct Case {
     entry: Kernel,
@@ -26,7 +26,7 @@ struct Case {
     element: Element,
     lengths: Vec<usize>,
     positions: Option<Vec<i64>>,
-    /// Slots that each row starts from and leaves.
+    /// Slots that each row reads and writes.
     read: Vec<i64>,
     write: Vec<i64>,
     fresh: Option<Vec<i64>>,
@@ -34,20 +34,21 @@ struct Case {
     checkpoints: Vec<Vec<i64>>,
     slots: usize,
     seed: u64,
-    /// W of a convolution; 0: none.
+    /// W of a convolution. 0 without one.
     taps: usize,
     norm: bool,
-    /// Two value heads a block.
+    /// Whether a block has two value heads.
     pairs: bool,
-    /// Pieces behind each stretch but the last; none: one stretch.
+    /// First chunks of all segments but the first. Empty for one segment.
     edges: Vec<u32>,
-    /// Rows along z of the chain's grid, whose blocks go on to others; rows of one token have a launch of their own then. 0: all.
+    /// Size of the scan's grid along z, whose blocks continue with further rows. Rows of one token have a launch of their own then.
+    /// 0 for all rows at once.
     turns: u32,
-    /// Tokens that are said to be around those of the rows.
+    /// Number of tokens in `total` beyond those of the rows.
     spare: usize,
 }
 
-/// Numbers in [0, 1).
+/// Random numbers in [0, 1).
 struct Random(u64);
 
 impl Random {
@@ -59,13 +60,13 @@ impl Random {
         (self.0 >> 33) as f64 / (1u64 << 31) as f64
     }
 
-    /// About normal.
+    /// An approximately normal random number.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.next()).sum::<f64>() - 6.0
     }
 }
 
-/// Elements of a tensor as they lie in memory.
+/// Elements of a tensor as bytes in memory.
 #[derive(Clone)]
 struct Tensor {
     element: Element,
@@ -144,7 +145,7 @@ fn region(
     }
 }
 
-/// What a launch is of, and what it left.
+/// A launch, its inputs, and its outputs.
 struct Done {
     case: Case,
     x: Vec<f64>,
@@ -199,18 +200,18 @@ impl Case {
         )
     }
 
-    /// D
+    /// D.
     fn channels(&self) -> usize {
         let (value_heads, k_dim, v_dim) = self.dims();
         2 * self.heads * k_dim + value_heads * v_dim
     }
 
-    /// Whether decays are of key channels.
+    /// Whether decays are per key channel.
     fn per_channel(&self) -> bool {
         self.entry.computes().unwrap().per_channel == Some(true)
     }
 
-    /// Compute capability of the GPU that is played: one of either size of shared memory where the chain is for all.
+    /// Compute capability of the simulated GPU. The portable scan runs with either size of shared memory.
     fn capability(&self) -> (u32, u32) {
         match (self.entry.takes_warpgroups(), self.stages()) {
             (true, _) => (9, 0),
@@ -219,7 +220,7 @@ impl Case {
         }
     }
 
-    /// Stages of a chain that is for all GPUs: two where its states are K-last.
+    /// Stages of the portable scan: two with K-last states.
     fn stages(&self) -> u32 {
         match self.entry.1.layout {
             Layout::KLast => 2,
@@ -227,7 +228,7 @@ impl Case {
         }
     }
 
-    /// Blocks of the launch behind the chain for pieces of one token.
+    /// Number of blocks for chunks of one token in the launch after the scan.
     fn blocks_of_tokens(&self) -> u32 {
         let (_, _, v_dim) = self.dims();
         match !self.entry.takes_warpgroups() && self.norm && v_dim > 64 {
@@ -245,7 +246,7 @@ impl Case {
         }
     }
 
-    /// The entry of a family that is of either operator.
+    /// The entry of a family that both operators share.
     fn of_family(&self, family: Family) -> Entry {
         let of_dims = |entry: &Entry| entry.computes().unwrap().k as usize == self.dims().1;
         entries(family).find(of_dims).unwrap()
@@ -263,17 +264,17 @@ impl Case {
         self.of_family(Family::chunked(Stage::Finish))
     }
 
-    /// Blocks of a unit of `entry`.
+    /// Number of blocks of `entry` for one chunk.
     fn blocks_of_unit(&self, entry: Entry) -> u32 {
         let family = entry.computes().unwrap().family;
         family.blocks_of_unit(self.heads as u32, self.ratio as u32, self.per_channel())
     }
 
-    /// A log decay.
+    /// A random log decay.
     fn decay(&self, random: &mut Random) -> f64 {
         match self.per_channel() {
             false => -0.2 * random.next(),
-            // Channels that forget at once beside those that forget little.
+            // Some channels forget at once, others little.
             true => -0.2 * random.next().powi(6),
         }
     }
@@ -575,7 +576,7 @@ impl Case {
 }
 
 impl Done {
-    /// o of every token and the pool in f64; NaN of o where nothing is written.
+    /// o of all tokens and the pool by the reference in f64. o is NaN where nothing is written.
     fn truth(&self) -> (Vec<f64>, Vec<f64>) {
         let case = &self.case;
         let (value_heads, k_dim, v_dim) = case.dims();
@@ -598,7 +599,7 @@ impl Done {
                 } else {
                     hv / case.ratio
                 };
-                // Of V rows, whatever the pool has.
+                // S has V rows of K here, in either layout of the pool.
                 let place = |i: usize| match vlast {
                     true => i % k_dim * v_dim + i / k_dim,
                     false => i,
@@ -672,12 +673,12 @@ impl Done {
             }
             first += length;
         }
-        // Those that are no row's.
+        // Tokens that belong to no row.
         o[first * value_heads * v_dim..].fill(0.0);
         (o, pool)
     }
 
-    /// q, k or v (0, 1, 2) of a head and token `t`, whose row begins with token `first` and has a window in `slot`.
+    /// The convolved q, k or v (0, 1, 2) of a head at token `t`. The row begins with token `first`, and its window is in `slot`.
     fn input(
         &self,
         of: usize,
@@ -710,7 +711,7 @@ impl Done {
         (channel..channel + dim).map(of_channel).collect()
     }
 
-    /// Input `t` of a channel, from the window where it is before `first`.
+    /// Input `t` of a channel. Inputs before `first` come from the window.
     fn before(&self, first: usize, t: i64, slot: Option<usize>, channel: usize) -> f64 {
         let channels = self.case.channels();
         if t >= first as i64 {
@@ -723,14 +724,14 @@ impl Done {
         })
     }
 
-    /// Errors of o and of states, root mean squares, each of that of the truth.
+    /// Relative root mean square errors of o and of states.
     fn errors(&self) -> [f64; 2] {
         let (o, pool) = self.truth();
         [error(&self.o, &o), error(&self.pool, &pool)]
     }
 }
 
-/// The root mean square of what results are off by, of that of the truth.
+/// The root mean square of the error, relative to that of the truth.
 fn error(got: &[f64], truth: &[f64]) -> f64 {
     let (mut error, mut size) = (0.0, 1e-90);
     for (got, truth) in got.iter().zip(truth) {
@@ -748,7 +749,7 @@ fn error(got: &[f64], truth: &[f64]) -> f64 {
     (error / size).sqrt()
 }
 
-/// A kernel of a prefill, and the states that it works on.
+/// A kernel of a prefill, and the layout and element of its states.
 #[derive(Clone, Copy, Debug)]
 struct Kernel(Entry, States);
 
@@ -788,7 +789,7 @@ fn check_within(most: f64, what: &str, case: &Case) -> Done {
     done
 }
 
-/// Every entry of a family.
+/// All entries of a family.
 fn entries(family: Family) -> impl Iterator<Item = Entry> {
     let is_of = move |entry: &Entry| {
         entry
@@ -798,13 +799,13 @@ fn entries(family: Family) -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_of)
 }
 
-/// The same, with each of its states.
+/// All entries of a family, each with every layout and element of states.
 fn kernels(family: Family) -> impl Iterator<Item = Kernel> {
     let with_states = |entry: Entry| {
         let all = entry.computes().unwrap().all_states();
         all.map(move |states| Kernel(entry, states))
     };
-    // Chains for all GPUs differ from Hopper's in nothing that hangs on the element of states.
+    // Portable scans treat the element of states as Hopper's scans do, so only f32 states run on them.
     let is_tried = |kernel: &Kernel| kernel.takes_warpgroups() || kernel.1.element == Element::F32;
     entries(family).flat_map(with_states).filter(is_tried)
 }
@@ -813,7 +814,7 @@ fn chains() -> impl Iterator<Item = Kernel> {
     kernels(Family::chunked(Stage::Chain))
 }
 
-/// Of each of them, in each layout, those of one element of states, of the next entry the other.
+/// Every scan in each layout with one element of states. Consecutive entries alternate between elements.
 fn chains_of_one_element() -> impl Iterator<Item = Kernel> {
     let elements = [Element::F32, Element::Bf16];
     chains().filter(move |kernel| {
@@ -825,8 +826,8 @@ fn shorts() -> impl Iterator<Item = Kernel> {
     kernels(Family::chunked(Stage::Short))
 }
 
-/// Whether an entry is tried with a convolution and a norm, where with or without is enough: of two that differ in the state's element
-/// alone, one is.
+/// Whether a kernel is tried with a convolution and a norm, in tests that try each kernel with or without them: one of the two
+/// elements of each layout is.
 fn has_layer(Kernel(_, states): Kernel) -> bool {
     (states.element == Element::F32) != (states.layout == Layout::VLast)
 }
@@ -842,7 +843,7 @@ fn two_heads_of_a_block_have_the_bits_of_one() {
                 tiled: around,
                 element,
                 positions: Some(vec![0, 63, 100, 30]),
-                // A row without a place.
+                // The last row has no valid slot.
                 write: vec![0, 1, 2, -1],
                 every: 64,
                 checkpoints: vec![vec![6], vec![7], vec![-1], vec![5]],
@@ -875,7 +876,7 @@ fn blocks_go_from_row_to_row() {
         let around = has_layer(entry);
         let case = Case {
             turns: 2,
-            // Pieces in even and in odd numbers, single tokens at both ends, a row without a place and one without tokens.
+            // Even and odd numbers of chunks, single tokens at both ends, a row without a valid slot and one without tokens.
             positions: Some(vec![0, 63, 0, 30, 0, 64, 63]),
             write: vec![0, 1, 2, -1, 4, 5, 6],
             every: 64,
@@ -898,8 +899,8 @@ fn blocks_go_from_row_to_row() {
     }
 }
 
-/// Of a block that goes on to more than one row the copier brings the K-last states, of rows of one piece and of several, behind fresh
-/// ones and such without a place or tokens.
+/// Persistent blocks with more than two rows prefetch K-last states for rows of one chunk and of several, also after fresh rows and
+/// rows without a valid slot or tokens.
 #[test]
 fn states_are_brought_ahead() {
     let is_brought =
@@ -912,14 +913,15 @@ fn states_are_brought_ahead() {
             ..Case::new(entry, &[65, 64, 3, 2, 30, 0, 66, 2])
         };
         let one = check(entry.name(), &whole);
-        // Of each kernel one or another. Four rows at once leave one more to each block, which loads its state.
+        // The number of blocks varies by kernel. With four rows at once each block has one row more, whose state it loads without
+        // prefetch.
         let turns = [1, 3, 4][i % 3];
         let on = Case { turns, ..whole };
         same_as(&format!("{}, {turns} turns", entry.name()), &on, &one);
     }
 }
 
-/// Longer rows are begun first: each row once, where a warp looks at all of them together and where it cannot.
+/// Longer rows start first and each row runs once, both if one warp can sort all of them and if there are more.
 #[test]
 fn rows_in_turn() {
     for rows in [2, 32, 33, 70] {
@@ -931,14 +933,14 @@ fn rows_in_turn() {
     }
 }
 
-/// Bit for bit, NaN too.
+/// Panics unless all bits are equal, also those of NaN.
 #[track_caller]
 fn same_bits(what: &str, got: &[f64], wanted: &[f64]) {
     let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|x| x.to_bits()).collect() };
     assert!(bits(got) == bits(wanted), "{what}");
 }
 
-/// `case` leaves all that there is in `one`.
+/// Panics unless `case` leaves the results `one`.
 #[track_caller]
 fn same_as(what: &str, case: &Case, one: &Done) {
     let done = case.run().unwrap_or_else(|fault| panic!("{what}: {fault}"));
@@ -947,7 +949,8 @@ fn same_as(what: &str, case: &Case, one: &Done) {
     same_bits(&format!("{what}, windows"), &done.windows, &one.windows);
 }
 
-/// One row of any length, beside what is launched for the longest: it ends in every stretch, at its edges, and beside them.
+/// Segments have the bits of one segment. A row of any length, under launches for the longest one, ends within each segment, at its
+/// edges and next to them.
 #[test]
 fn stretches_have_the_bits_of_one() {
     let most = 300;
@@ -957,7 +960,7 @@ fn stretches_have_the_bits_of_one() {
     ];
     for (position, lengths) in [
         (0, &[0, 1, 127, 128, 129, 130, 192, 256, 257, 258, 300][..]),
-        // The first piece is a single token, no unit.
+        // The first chunk is a single token, which is not counted as a unit.
         (63, &[1, 2, 65, 66, 67, 193, 194, 195, 300]),
         (30, &[34, 97, 98, 99, 227]),
     ] {
@@ -1004,7 +1007,7 @@ fn stretches_of_every_chain() {
     }
 }
 
-/// An inactive row has zeros, from the first stretch, and no state.
+/// An inactive row writes zeros from the first segment on, and no state.
 #[test]
 fn an_inactive_row_in_stretches() {
     for entry in [KLAST, KDA] {
@@ -1020,8 +1023,8 @@ fn an_inactive_row_in_stretches() {
     }
 }
 
-/// Rows of one token leave by themselves what the chain leaves of them, and the chain's blocks go on from row to row: as many
-/// along z as there are, fewer, and one for all.
+/// A launch for rows of one token has the results of the scan. The scan's blocks go on from row to row: along z there are as many
+/// as rows, fewer, or one.
 #[test]
 fn rows_of_one_token_beside_longer_ones() {
     for (i, entry) in chains_of_one_element().enumerate() {
@@ -1031,9 +1034,9 @@ fn rows_of_one_token_beside_longer_ones() {
             taps: if around { 4 } else { 0 },
             norm: around,
             fresh: around.then(|| vec![0, 0, 1, 0, 0, 1, 0, 0]),
-            // Pieces of one token at a row's begin, at its end, and rows of one.
+            // Chunks of one token at the beginning and at the end of rows, and rows of one token.
             positions: Some(vec![3, 63, 64, 0, 127, 0, 62, 63]),
-            // A row of one token and a longer one have no place.
+            // A row of one token and a longer one have no valid slot.
             write: vec![0, 1, 2, 3, 4, 5, -1, -1],
             every: 64,
             checkpoints: [8, 9, 10, -1, 11, 12, 13, 14].map(|slot| vec![slot]).into(),
@@ -1042,14 +1045,15 @@ fn rows_of_one_token_beside_longer_ones() {
         };
         let what = format!("{}, around: {around}", entry.name());
         let one = check_within(3e-3, &what, &whole);
-        // Of each operator, layout and element one or another.
+        // The number of blocks along z varies by operator, layout and element.
         let turns = [1, 3, 8][i % 3];
         let apart = Case { turns, ..whole };
         same_as(&format!("{what}, {turns} turns"), &apart, &one);
     }
 }
 
-/// Whether any row has one token, and any has more, the GPU alone knows; nor whether one warp sees all of them.
+/// The results are right whether or not any row has one token, any has more, and one warp can read all lengths. Only the GPU knows
+/// the lengths.
 #[test]
 fn any_rows_beside_any() {
     let mut many: Vec<usize> = (0..70).map(|b| usize::from(b % 5 != 0)).collect();
@@ -1132,7 +1136,7 @@ fn products_of_a_warpgroup_are_those_of_matrices() {
                 assert_eq!(of(160), 1.0 + product, "add {row} {column}");
             }
         }
-        // Row i of matrix m of what has columns in the lanes.
+        // Row i of matrix m, whose columns are in the lanes.
         let (m, i) = (id % 32 / 8, id % 8);
         for word in 0..4 {
             let element = |j: u32| {

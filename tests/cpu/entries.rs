@@ -1,5 +1,5 @@
-//! Every entry against the reference, over random problems of its family: what one entry makes of a problem is near the truth,
-//! and what each other entry makes of the same problem has the same bits.
+//! Every entry on random problems of its family. The results of one entry are near the reference, and every other entry gives the
+//! same bits.
 
 use gated_delta::{DType, Entry, Formulation};
 use gated_delta_test_support::backend::{Backend, Turns, is_portable_chain, on_threads};
@@ -9,10 +9,10 @@ use gated_delta_test_support::spec::{Family, Spec};
 use gated_delta_test_support::strategy::specs;
 use gated_delta_test_support::{for_all, variants_on};
 
-/// How many problems a family has, and the most states of one.
+/// Number of problems of a family, and the most states of a problem.
 fn cases(family: Family) -> (u32, usize) {
     let (cases, states) = match (family.dim, family.max_tokens()) {
-        // Of pieces of 64 tokens.
+        // Chunks have 64 tokens.
         (64, _) if family.is_chunked() => (8, 4),
         _ if family.is_chunked() => (4, 2),
         (64, _) if family.layer => (12, 16),
@@ -22,7 +22,7 @@ fn cases(family: Family) -> (u32, usize) {
         (64, _) => (18, 16),
         _ => (6, 8),
     };
-    // f16 differs from bf16 in a conversion, but on tensor cores.
+    // Except on tensor cores, f16 differs from bf16 in a conversion only.
     let share = match (family.state, family.formulation) {
         (DType::F16, Formulation::Parallel) => 2,
         (DType::F16, _) => 3,
@@ -31,13 +31,13 @@ fn cases(family: Family) -> (u32, usize) {
     (cases / share, states)
 }
 
-/// Problems of each of these families, made what they are to be by `adjust`.
+/// Compares all entries of `families` on random problems that `adjust` has changed.
 fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
     on_threads(families, |&family| {
         let (cases, states) = cases(family);
         let is_of_family = |entry: &Entry| Family::all_of(*entry).contains(&family);
         let entries: Vec<Entry> = Entry::ALL.iter().copied().filter(is_of_family).collect();
-        // Chains for every GPU but Hopper run on others, in turn, all other entries on Hopper.
+        // Inter-chunk scans for other GPUs than Hopper run on two such machines in turn. All other entries run on Hopper.
         let (portable, usual): (Vec<Entry>, Vec<Entry>) =
             (entries.iter()).partition(|entry| is_portable_chain(**entry));
         let groups = [usual, portable].into_iter().filter_map(|group| {
@@ -64,10 +64,10 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
     });
 }
 
-/// Not every entry takes every problem: one dense token is a decode's, two tiles a warp take no resume of unaligned views, and not
-/// every layer's kernel has room for all value heads of a query/key head, nor for their tokens.
+/// Checks all entries that take the problem. A decode entry takes one dense token only. Two tiles a warp take no resume with
+/// unaligned views. Layer kernels may lack room for all value heads of a query/key head, or for their tokens.
 fn check_entries(backend: &Backend, spec: &Spec, case: &Case, entries: &[Entry]) {
-    // Each of them is the first now and then.
+    // The seed decides which entry is the first, the one that is checked against the reference.
     let (behind, ahead) = entries.split_at(spec.seed as usize % entries.len().max(1));
     let mut entries = ahead.iter().chain(behind);
     let Some(&first) = entries.next() else {
@@ -94,7 +94,7 @@ fn check_entries(backend: &Backend, spec: &Spec, case: &Case, entries: &[Entry])
     }
 }
 
-/// All families but prefills are of one of the following.
+/// Compares the families that `wanted` accepts. Every family except prefills is in one of the tests below.
 fn each(wanted: impl Fn(Family) -> bool) {
     differential(&Family::which(wanted), |_| {});
 }
@@ -129,7 +129,7 @@ fn layers_of_several_tokens_at_once() {
     each(|family| family.layer && !family.is_recurrent());
 }
 
-/// In every third draft most rows have one token: a launch of their own beside the chain takes these.
+/// In every third draft most rows have one token. A launch of their own, concurrent with the scan, takes these rows.
 #[test]
 fn prefills() {
     differential(&Family::prefills(), |spec| {

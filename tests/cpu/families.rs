@@ -1,4 +1,4 @@
-//! Every family of kernels against the reference, case by case; `entries` has random ones.
+//! Every family of kernels against the reference, on fixed cases. `entries` has random ones.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
@@ -11,18 +11,18 @@ use gated_delta_test_support::problem::{Array, Change, Problem, Sizes};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Magnitude, Spec};
 
-/// Has `test` take each family, on all cores. Of its problems the GPU takes a part, of neighbouring families different ones.
+/// Runs `test` on each family, on all cores. The GPU takes a part of the problems, and other ones for neighbouring families.
 fn each(families: Vec<Family>, test: impl Fn(&Turns, Family) + Sync) {
     each_of(families, |_, turns, family| test(turns, family));
 }
 
-/// [`each`], with the families' numbers.
+/// Like [`each`], with the position of each family.
 fn each_of(families: Vec<Family>, test: impl Fn(usize, &Turns, Family) + Sync) {
     let families: Vec<_> = families.into_iter().enumerate().collect();
     on_threads(&families, |&(i, family)| test(i, &Turns::new(i), family));
 }
 
-/// Launches of `plain` with each way of keeping states that its family has.
+/// The launches of `plain` with each way of keeping states that its family has.
 fn ways(family: Family, plain: &Spec) -> Vec<Spec> {
     let of_tokens = SlotChoice {
         inactive: plain.slots.inactive,
@@ -75,7 +75,7 @@ fn every_number_of_tokens() {
     });
 }
 
-/// Every element type of every tensor, aligned and not: of neighbouring families each type is once the one and once the other.
+/// Every dtype of every tensor, aligned and unaligned. Of two neighbouring families one has a dtype aligned, the other unaligned.
 #[test]
 fn every_element_type() {
     each_of(Family::all(), |i, turns, family| {
@@ -139,7 +139,7 @@ fn gates_at_the_ends_of_their_range() {
 fn zero_queries_and_keys() {
     each(Family::of_kernels(), |turns, family| {
         for qk_l2norm in [true, false] {
-            // What is not normalised is multiplied by 0, whatever there is of it.
+            // Without l2norm the code is the same for all dims.
             if !qk_l2norm && family.dim > 64 {
                 continue;
             }
@@ -154,12 +154,13 @@ fn zero_queries_and_keys() {
     });
 }
 
-/// Of k and q of elements of 1e38, of 1e19 and of 1e-20 beside usual ones what is normalised is right.
+/// Normalised q and k with elements of 1e38, 1e19 and 1e-20 next to usual ones give the right results, though f32 does not hold
+/// their squares.
 #[test]
 fn queries_and_keys_beyond_the_squares_of_f32() {
     each(Family::of_kernels(), |turns, family| {
         for previous in [None, Some(2)] {
-            // Previous ones are normalised by the same lines.
+            // The same code normalises previous tokens of other families.
             if previous.is_some() && (family.decode || family.dim > 64) {
                 continue;
             }
@@ -174,7 +175,7 @@ fn queries_and_keys_beyond_the_squares_of_f32() {
     });
 }
 
-/// Of an o of elements of about 1e25 the norm is right.
+/// An output o with elements of about 1e25 is normed correctly.
 #[test]
 fn outputs_beyond_the_squares_of_f32_are_normed() {
     each(Family::of_kernels(), |turns, family| {
@@ -195,7 +196,7 @@ fn outputs_beyond_the_squares_of_f32_are_normed() {
     });
 }
 
-/// Many inactive rows among few live ones, all kinds of indices.
+/// Many inactive rows among few active ones, with all kinds of indices.
 #[test]
 fn inactive_rows() {
     each_of(Family::of_kernels(), |i, turns, family| {
@@ -210,7 +211,7 @@ fn inactive_rows() {
                 ..Spec::plain(family)
             };
             spec.form.indices = [index; 6];
-            // With each kind of index every other kernel has one.
+            // Every second kernel of each kind of index has a null slot.
             spec.options.null_slot = [None, Some(0)][(i + seed) % 2];
             spec.seed = seed as u64;
             let case = spec.case();
@@ -255,10 +256,10 @@ fn an_empty_batch_does_nothing() {
     });
 }
 
-/// An all-padding batch, as engines launch to warm up: zeros, and every state as it was.
+/// A batch of padding rows, which engines launch to warm up, has zero output and leaves all states as they were.
 #[test]
 fn an_inactive_batch_touches_no_state() {
-    // Larger states are skipped by the same lines.
+    // The code that skips rows is the same for all dims.
     let mut families = Family::of_kernels();
     families.retain(|family| family.dim == 64);
     each(families, |turns, family| {
@@ -280,7 +281,7 @@ fn an_inactive_batch_touches_no_state() {
                 problems.extend([0, 4].map(|accepted| fill(&["accepted"], accepted)));
             }
             if good.windows().is_some() && good.token_slots.is_some() {
-                // The states have slots, the windows have none.
+                // Here the windows have no slots, though the states have.
                 problems.push(good.each(|name, array| {
                     if name == "token_slots" {
                         let rows = array.values.chunks_mut(spec.tokens);
@@ -309,7 +310,7 @@ fn an_inactive_batch_touches_no_state() {
     });
 }
 
-/// A pool that is not written may be borrowed read-only, as may everything else but o.
+/// A pool that is not written may be borrowed read-only, as may every tensor except o.
 #[test]
 fn without_update_the_pool_is_only_read() {
     each(Family::of_kernels(), |turns, family| {
@@ -321,8 +322,8 @@ fn without_update_the_pool_is_only_read() {
     });
 }
 
-/// Packed rows without a token carry their states. Of rows with too many, or of which the bounds are nowhere, nothing is
-/// touched but o, which is zero for tokens of no row.
+/// Packed rows without tokens copy their states. Rows with too many tokens or with bounds out of range touch nothing but o, which
+/// is zero for tokens of no row.
 #[test]
 fn rows_without_tokens_write_what_they_start_from() {
     let mut families = Family::of_kernels();
@@ -335,7 +336,7 @@ fn rows_without_tokens_write_what_they_start_from() {
         for spec in ways(family, &plain).iter().filter(|spec| spec.tokens > 0) {
             let packed = spec.problem().packed();
             for cu_seqlens in [[6, 6, 6], [0, 0, 0], [4, 3, 2], [-3, 0, -1], [5, 7, 6]] {
-                // Bounds of larger states are looked at by the same lines.
+                // The code that reads bounds is the same for all dims.
                 if family.dim > 64 && cu_seqlens[0] != 6 {
                     continue;
                 }
@@ -358,7 +359,7 @@ fn rows_without_tokens_write_what_they_start_from() {
     });
 }
 
-/// States of f16 that would pass the largest one stop there, and what comes of them is finite: whichever way they are kept.
+/// f16 states that would overflow become the largest f16, and later results are finite. This holds for each way of keeping states.
 #[test]
 fn f16_states_stop_at_the_largest_one() {
     let wanted = |family: Family| family.state == DType::F16 && family.dim == 64;
@@ -376,7 +377,7 @@ fn f16_states_stop_at_the_largest_one() {
                 let after = backend.run(&case, None);
                 check(&case, &after);
                 if case.state_bits() == after.state_bits() {
-                    return; // None is written.
+                    return; // No state is written.
                 }
                 let is = |wanted: u64| move |bits: &u64| bits & 0x7fff == wanted;
                 let bits = after.state_bits();
@@ -387,25 +388,25 @@ fn f16_states_stop_at_the_largest_one() {
     });
 }
 
-/// [`ways`] of which the states can be seen.
+/// The [`ways`] of a family that write states.
 fn written(family: Family, plain: &Spec) -> Vec<Spec> {
     let mut ways = ways(family, plain);
     ways.retain(|spec| spec.update_state);
     ways
 }
 
-/// Tokens at once, which tensor cores multiply in the type of the state.
+/// The families of the parallel formulation, which multiply on tensor cores in the dtype of the state.
 fn at_once() -> Vec<Family> {
     Family::which(|family| family.formulation == Formulation::Parallel)
 }
 
-/// Keys and queries of sizes that f32 has room for and f16 has not, normalised and not, in 32 and in 16 bits: given, or made by
-/// a convolution.
+/// q and k of sizes that f32 can represent and f16 cannot, normalised and not, in 32 and in 16 bits, given or made by a
+/// convolution.
 #[test]
 fn keys_and_queries_of_every_size() {
     each(at_once(), |turns, family| {
         for (seed, element) in (1..).zip([DType::F32, DType::Bf16]) {
-            // Of each element the smallest and the largest, normalised; the others of one.
+            // Each dtype has the smallest and the largest sizes normalised. The other sizes have one dtype each.
             let others = match element {
                 DType::F32 => [(1e-4, 1e4, true), (1e-9, 1e12, false), (0.1, 1e4, false)],
                 _ => [(1e4, 1e-4, true), (1e-4, 1e-9, false), (0.1, 1e4, false)],
@@ -446,8 +447,8 @@ fn keys_and_queries_of_every_size() {
     });
 }
 
-/// Tokens that leave next to nothing of the state and write little or nothing: what there is of it then is as near the truth,
-/// as a part of itself, as ever.
+/// Tokens that decay a state to almost nothing and write little or nothing keep the relative error of the small rest within the
+/// usual bound.
 #[test]
 fn what_has_decayed_keeps_its_digits() {
     each(at_once(), |turns, family| {
@@ -477,8 +478,8 @@ fn what_has_decayed_keeps_its_digits() {
     });
 }
 
-/// Whatever is multiplied on tensor cores, but for states, is there in two parts: what comes of f32 tokens is ten times nearer
-/// the truth than what single parts of f16 would give.
+/// Factors on tensor cores, except states, are split into two 16-bit parts. So results of f32 tokens are ten times more exact than
+/// single f16 factors would give.
 #[test]
 fn factors_at_once_have_more_digits_than_one_of_16_bits() {
     const MOST: f64 = 2e-5;
@@ -491,7 +492,7 @@ fn factors_at_once_have_more_digits_than_one_of_16_bits() {
         plain.form.qkvo = [DType::F32; 4];
         for spec in written(family, &plain) {
             if spec.previous.is_some() && spec.tokens > 0 {
-                continue; // It verifies from a state that it has rounded.
+                continue; // A resume verifies from a rounded state.
             }
             let case = spec.case();
             let pool = case.as_klast(&case.pool);
@@ -509,7 +510,7 @@ fn factors_at_once_have_more_digits_than_one_of_16_bits() {
     });
 }
 
-/// Hundreds of launches in place, f32: rounding errors do not add up, since the decay forgets them.
+/// After hundreds of in-place launches with f32 states rounding errors have not accumulated, since the decay forgets them.
 #[test]
 fn a_long_sequence_stays_near_the_truth() {
     const STEPS: u64 = 300;
@@ -563,7 +564,7 @@ fn token(problem: &Problem) -> Token {
     }
 }
 
-/// Each state that is read or written once, every other tensor once.
+/// `bytes` counts each state that is read or written once, and every other tensor once.
 #[test]
 fn bytes_are_what_must_be_moved() {
     let bytes_of = |plain: &Spec, change: fn(&mut Spec)| {

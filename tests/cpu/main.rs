@@ -1,5 +1,5 @@
-//! What runs in the simulator, and on the GPU too where there is one. `gpu` has what only a GPU shows, `ptx` what is true of
-//! the kernels' text.
+//! Tests that run in the simulator, and on the GPU too if there is one. `gpu` has properties that only a GPU shows, `ptx`
+//! properties of the kernels' text.
 
 mod bad_input;
 mod deferred;

@@ -1,5 +1,6 @@
-//! The linear layer of each model of docs/models.md's table, convolution to norm, against the reference: a decode, a verify and a
-//! prompt, of every second state dtype and layout. Heads are those of a small part of it, with its HV/H.
+//! The linear layer of each model in the table of docs/models.md, from convolution to norm, against the reference: a decode, a
+//! verify and a prompt, with every second pair of state dtype and layout. The layers have fewer heads than the models, with the
+//! same HV / H.
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, GateKind};
@@ -7,13 +8,13 @@ use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, NormChoice, Spec};
 
-/// What a model's layer is.
+/// The layer of a model.
 struct Model {
     name: &'static str,
     gates: GateKind,
-    /// HV/H.
+    /// The ratio HV / H.
     ratio: usize,
-    /// K; V is K, or 192.
+    /// K. V is K, or 192.
     dim: usize,
     norm: NormChoice,
 }
@@ -86,7 +87,7 @@ const MODELS: [Model; 8] = [
 ];
 
 impl Model {
-    /// `tokens` of two rows, of which one may be fresh, by the kernels for one token or for several.
+    /// `tokens` tokens of two rows, of which one may be fresh, by the kernels for one token or for several.
     fn spec(&self, layout: StateLayout, state: DType, tokens: usize) -> Spec {
         let family = Family::layer(self.gates.operator(), layout, state, self.dim);
         let mut spec = Spec {
@@ -99,13 +100,14 @@ impl Model {
             fresh: true,
             ..Spec::plain(family)
         };
-        // As the models have it: x, z and o in bf16.
+        // x, z and o are bf16, as in the models.
         spec.form.gates = [DType::Bf16; 2];
         spec
     }
 }
 
-/// Every layout and state dtype, so that any two neighbours differ in one of them, and every other has every layout and dtype.
+/// All pairs of layout and state dtype. Any two neighbours differ in at least one of both, and every second pair covers all layouts
+/// and dtypes.
 const STATES: [(StateLayout, DType); 6] = [
     (StateLayout::KLast, DType::F32),
     (StateLayout::VLast, DType::F32),
@@ -115,7 +117,7 @@ const STATES: [(StateLayout, DType); 6] = [
     (StateLayout::VLast, DType::F16),
 ];
 
-/// Checks `make` of each model and every second of [`STATES`]; of the next model the others.
+/// Checks `make` for each model with every second pair of [`STATES`]. Models alternate between both halves.
 fn each(make: impl Fn(&Model, StateLayout, DType) -> Spec) {
     for (m, model) in MODELS.iter().enumerate() {
         for &(layout, state) in STATES.iter().skip(m % 2).step_by(2) {
@@ -130,7 +132,7 @@ fn every_models_layer_decodes() {
     each(|model, layout, state| model.spec(layout, state, 1));
 }
 
-/// With the state and the window after each token.
+/// A verify with the state and the window after each token.
 #[test]
 fn every_models_layer_verifies_drafts() {
     each(|model, layout, state| Spec {
@@ -139,7 +141,7 @@ fn every_models_layer_verifies_drafts() {
     });
 }
 
-/// In pieces of 64 tokens, the last of them shorter.
+/// A prompt in chunks of 64 tokens, of which the last is shorter.
 #[test]
 fn every_models_layer_takes_a_prompt() {
     each(|model, layout, state| {

@@ -1,4 +1,4 @@
-//! Prefills of what is rare among random problems against the reference.
+//! Prefills with values that are rare among random problems, against the reference.
 
 use gated_delta::{Activation, DType, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
@@ -8,7 +8,7 @@ use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::{Change, Sizes};
 use gated_delta_test_support::spec::{ConvChoice, Family, Magnitude, NormChoice, Spec};
 
-/// Log decays and betas as they are.
+/// Precomputed log decays and betas.
 fn given(operator: Operator) -> GateKind {
     match operator {
         Operator::Gdn => GateKind::Given,
@@ -16,8 +16,8 @@ fn given(operator: Operator) -> GateKind {
     }
 }
 
-/// Where nothing decays and tokens reflect the state, along keys that a SiLU makes alike, what they add to it cancels, and
-/// its roundings do not: errors are a larger part of a state, and no larger for what rounding explains.
+/// Without decay, tokens with β = 2 reflect the state along keys that a SiLU makes similar. The updates cancel, their rounding
+/// errors do not. Errors are a larger part of the state here, but not larger than rounding explains.
 #[test]
 fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
     for family in Family::prefills() {
@@ -50,11 +50,10 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
     }
 }
 
-/// Keys that repeat and do not decay, with a β of 1 or 2: what cancels among the tokens of a piece leaves results as near as they are
-/// elsewhere.
+/// Equal keys without decay and β = 1 or 2: cancellation among the tokens of a chunk leaves results as exact as usual.
 #[test]
 fn keys_that_repeat_leave_results_as_near() {
-    /// Of o and of states, as parts of their norms.
+    /// Bounds on the errors of o and of states, relative to their norms.
     const MOST: [f64; 2] = [2.5e-3, 2e-3];
     for family in Family::prefills() {
         let of_one_kind = (family.dim, family.state, family.layout);
@@ -101,8 +100,8 @@ fn keys_that_repeat_leave_results_as_near() {
     }
 }
 
-/// Of k and q of elements of 1e38, of 1e19 and of 1e-20 beside usual ones what is normalised is right, in pieces and in rows of
-/// one token.
+/// Normalised q and k with elements of 1e38, 1e19 and 1e-20 next to usual ones give the right results, in chunks and in rows of one
+/// token.
 #[test]
 fn queries_and_keys_beyond_the_squares_of_f32() {
     for family in Family::prefills() {
@@ -122,7 +121,7 @@ fn queries_and_keys_beyond_the_squares_of_f32() {
     }
 }
 
-/// What a chain leaves of o for a norm is in f16, and has room and digits whatever the scale of q is.
+/// The inter-chunk scan stores o for a norm in f16. The stored values neither overflow nor lose digits, whatever the scale of q.
 #[test]
 fn any_scale_is_normed() {
     for family in Family::prefills() {

@@ -1,4 +1,4 @@
-//! Both sides of every threshold at which another variant is selected: the same results, bit for bit.
+//! Both sides of each batch size at which another variant is selected give the same bits.
 
 use std::sync::OnceLock;
 
@@ -17,13 +17,13 @@ use gated_delta_test_support::variants;
 /// More heads than any threshold.
 const MOST_HEADS: usize = 1 << 15;
 
-/// A variant that is selected for fewer batch sizes than these is not one that was measured.
+/// Every selected variant is selected for at least this many consecutive batch sizes.
 const APART: usize = 16;
 
 /// The variant that is selected for `batch` rows of `heads` heads.
 fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     let Family { state, dim, .. } = family;
-    // SAFETY: nothing is launched on these addresses.
+    // SAFETY: no kernel is launched on these addresses.
     let tensor =
         |dtype, dims: &[usize]| unsafe { Tensor::from_raw(0x1_0000, dtype, dims) }.unwrap();
     let tokens = family.max_tokens().min(2);
@@ -74,8 +74,8 @@ fn selected(family: Family, batch: usize, heads: usize) -> Entry {
     selected
 }
 
-/// Of every family the batch sizes of single heads after which another variant is selected: looked for wherever two of the
-/// batch sizes that are [`APART`] have different ones.
+/// Pairs of a family and a largest batch size (of single heads) before another variant is selected. The search compares batch sizes
+/// that are [`APART`] apart, and looks at all sizes between two that have different variants.
 fn thresholds() -> &'static [(Family, usize)] {
     static THRESHOLDS: OnceLock<Vec<(Family, usize)>> = OnceLock::new();
     let of = |family| {
@@ -92,7 +92,7 @@ fn thresholds() -> &'static [(Family, usize)] {
     THRESHOLDS.get_or_init(|| Family::of_kernels().into_iter().flat_map(of).collect())
 }
 
-/// `threshold` rows of `ratio` value heads and one more, of which the first, the middle and the last two are active.
+/// Compares `threshold` rows of `ratio` value heads with one row more. The first, the middle and the last two rows are active.
 fn both_sides(backend: &Backend, family: Family, threshold: usize, ratio: usize) {
     let slots = SlotChoice {
         read: true,
@@ -105,7 +105,7 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize, ratio: usize)
         slots,
         ..Spec::plain(family)
     };
-    // Not rounded, so that the order of every sum is seen.
+    // f32 outputs are not rounded, so that a different order of a sum shows.
     spec.form.qkvo[3] = DType::F32;
     let problem = spec.problem();
     let active = [0, threshold / 2, threshold - 1, threshold];
@@ -148,8 +148,8 @@ fn both_sides(backend: &Backend, family: Family, threshold: usize, ratio: usize)
     }
 }
 
-/// Rows of at most 64 tokens: from more than 132 value heads on a block has two, where a query/key head has an even number of them. Of
-/// either layout one dtype.
+/// Rows of at most 64 tokens. With more than 132 value heads a block has two of them, if a query/key head has an even number. Each
+/// layout has one dtype.
 #[test]
 fn results_are_the_same_with_two_heads_a_block() {
     let mut families = Family::prefills();
@@ -169,7 +169,7 @@ fn results_are_the_same_with_two_heads_a_block() {
     }
 }
 
-/// Of one family of each kind: that all entries of a family have the same bits is known of each of them.
+/// One family of each kind. That all entries of a family give the same bits is tested elsewhere.
 #[test]
 fn results_are_the_same_on_both_sides_of_each_threshold() {
     let kinds = Family::of_each_kind();
@@ -207,7 +207,7 @@ fn thresholds_count_the_heads_of_all_rows() {
 #[test]
 fn every_entry_is_a_variant_of_its_family() {
     for family in Family::all() {
-        // Some take a single value head of a query/key head.
+        // Some kernels take a single value head of a query/key head.
         let spec = Spec {
             ratio: 1,
             ..Spec::plain(family)

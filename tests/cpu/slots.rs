@@ -1,4 +1,4 @@
-//! What an engine's handling of slots relies on: a commit that keeps nothing copies states, bit for bit.
+//! A commit with `keep` = 0 copies states bit for bit, as an engine's handling of slots relies on.
 
 use std::env;
 
@@ -14,7 +14,7 @@ const B: usize = 3;
 const T: usize = 2;
 const HV: usize = 2;
 const P: usize = 6;
-/// Two rows copy one slot, each to a slot of its own; the last row is padding.
+/// Read slots: two rows copy one slot, each to its own slot. The last row is padding.
 const READ: [i32; B] = [3, 3, -1];
 const WRITE: [i32; B] = [1, 5, 4];
 
@@ -50,7 +50,7 @@ impl Case {
         self.token_dims()[..if self.is_kda { 4 } else { 3 }].to_vec()
     }
 
-    /// Elements of the previous tokens, which a row that keeps none of them does not look at.
+    /// NaN for the previous tokens, which a row with `keep` = 0 does not read.
     fn nan(self) -> Vec<f32> {
         vec![f32::NAN; B * T * HV * self.k]
     }
@@ -114,7 +114,7 @@ impl Case {
         states.read(pool)
     }
 
-    /// Slots 1 and 5 are slot 3 afterwards, every other slot is what it was.
+    /// Panics unless slots 1 and 5 equal slot 3 afterwards and all other slots are unchanged.
     fn check<E: DeviceElement + Pod>(self, context: Option<&Context>, before: &[E]) {
         let mut runs = vec![before.to_vec()];
         self.simulate(&mut runs[0]).unwrap();
@@ -139,7 +139,7 @@ impl Case {
     }
 }
 
-/// Bit patterns of numbers of any size: zeros, infinities and subnormals of both signs among them, and no NaN.
+/// Bit patterns of numbers of all sizes, including zeros, infinities and subnormals of both signs, without NaN.
 fn patterns(len: usize) -> impl Iterator<Item = u32> {
     let special = [0, 1, 0x7f80_0000, 0x0080_0000, 0x0001_0000, 0x007f_0000];
     let mut seed = 1u32;

@@ -1,4 +1,4 @@
-//! The simulator and the GPU give the same answer for every primitive of the device facade.
+//! The simulator and the GPU give the same result for every primitive of the device facade.
 
 use bytemuck::{Pod, cast_slice};
 use gated_delta::driver::{Context, DeviceMemory, Stream};
@@ -11,21 +11,21 @@ use half::{bf16, f16};
 
 const THREADS: usize = 64;
 const NUMBER: u32 = 3_141_592_653;
-/// Dims of what every primitive returns.
+/// Dims of the results of the primitives.
 const OUTPUT: [usize; 2] = [RESULTS.len(), THREADS];
-/// Blocks of a cluster.
+/// Number of blocks of a cluster.
 const CLUSTER: usize = Entry::cluster_contract.cluster() as usize;
-/// Blocks that exchange words.
+/// Number of blocks that exchange words.
 const BLOCKS: usize = CLUSTER_BLOCKS as usize;
-/// Dims of what they get.
+/// Dims of the exchanged words.
 const EXCHANGED: [usize; 3] = [CLUSTER_RESULTS.len(), BLOCKS, THREADS];
 
-/// Threads of a warpgroup.
+/// Number of threads of a warpgroup.
 const WARPGROUP: usize = Entry::warpgroup_contract.block() as usize;
-/// Dims of its sums.
+/// Dims of a warpgroup's results.
 const PRODUCTS: [usize; 2] = [WARPGROUP_RESULTS as usize, WARPGROUP];
 
-/// Values over several binades, with the signs, zeros, infinities and NaN that the primitives treat apart.
+/// Values over several binades, with the signs, zeros, infinities and NaN that primitives treat specially.
 fn inputs() -> Vec<f32> {
     let mut inputs: Vec<f32> = (0..THREADS)
         .map(|i| (i as f32 * 0.37 - 9.0).exp2() * if i % 3 == 0 { -1.0 } else { 1.0 })
@@ -47,10 +47,10 @@ fn inputs() -> Vec<f32> {
     inputs
 }
 
-/// One of the two instruments: it reads an input, and writes an output of words.
+/// A kernel that tests primitives: it reads an input and writes words.
 type Launch = unsafe fn(&Library, StreamRef<'_>, Tensor<'_>, Tensor<'_>, u32) -> Result<(), Error>;
 
-/// What `launch` makes of `input` in the simulator.
+/// Output of `launch` for `input` in the simulator.
 fn simulated<T: DeviceElement>(
     launch: Launch,
     (input, dims): (&[T], &[usize]),
@@ -65,7 +65,7 @@ fn simulated<T: DeviceElement>(
     output
 }
 
-/// The same on a GPU.
+/// Output of `launch` for `input` on a GPU.
 fn on_gpu<T: DeviceElement + Pod>(
     context: &Context,
     launch: Launch,
@@ -90,7 +90,8 @@ fn every_primitive(inputs: &[f32]) -> Vec<u32> {
     simulated(Library::device_contract, (inputs, &[THREADS]), &OUTPUT)
 }
 
-/// Bits must agree, but for the four approximations, whose bounds are those of the facade's documentation.
+/// Whether two results agree. Bits must be equal, except for the four approximations, whose bounds are in the documentation of the
+/// facade.
 fn agree(row: &str, input: f32, one: u32, other: u32) -> bool {
     if one == other {
         return true;
@@ -124,7 +125,7 @@ fn agree(row: &str, input: f32, one: u32, other: u32) -> bool {
     }
 }
 
-/// Every NaN is the GPU's.
+/// bf16 bits of x. Every NaN becomes the GPU's NaN.
 fn bf16_bits(x: f32) -> u16 {
     if x.is_nan() {
         0x7fff
@@ -133,7 +134,7 @@ fn bf16_bits(x: f32) -> u16 {
     }
 }
 
-/// The nearest f16, or the largest where there is none: the inputs have 65,504, 65,520 and infinities.
+/// Bits of the nearest f16, or of the largest one beyond the range. The inputs have 65,504, 65,520 and infinities.
 fn held_f16_bits(x: f32) -> u16 {
     if x.is_nan() {
         0x7fff
@@ -204,7 +205,7 @@ fn what_the_simulator_computes_is_right() {
             let right = if x.is_nan() { 0x7fff } else { right.to_bits() };
             assert_eq!((got >> (16 * i)) as u16, right, "{name} of {x}");
         }
-        // Exact in f64 but for what is far below an f16's last place.
+        // Exact in f64, except for parts far below the last place of an f16.
         let sums = [half(x) + half(x), half(-x) + 1.5].map(f16::from_f64);
         let added = [half(x) * half(x) + half(x), half(-x) * 1.5 + half(-x)].map(f16::from_f64);
         for (name, right) in [
@@ -294,14 +295,14 @@ fn sanitizer_the_gpu_agrees_with_the_simulator() {
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 
-/// Words of which no two are the same.
+/// Words that are all different.
 fn words() -> Vec<u32> {
     (0..BLOCKS * THREADS)
         .map(|i| (i as u32 + 1).wrapping_mul(0x9e37_79b9))
         .collect()
 }
 
-/// What the threads of two clusters are to get.
+/// Expected words of the threads of two clusters.
 fn exchanged() -> Vec<u32> {
     let words = words();
     let threads = (0..BLOCKS).flat_map(|block| (0..THREADS).map(move |id| (block, id)));
@@ -347,7 +348,7 @@ fn sanitizer_blocks_of_a_cluster_exchange_words_on_the_gpu() {
     assert_eq!(got, exchanged());
 }
 
-/// It has no number.
+/// Launches the warpgroup's kernel, which takes no number.
 unsafe fn warpgroup(
     library: &Library,
     stream: StreamRef<'_>,
@@ -359,14 +360,14 @@ unsafe fn warpgroup(
     unsafe { library.warpgroup_contract(stream, input, output) }
 }
 
-/// What a warpgroup copies: words that differ.
+/// Words that a warpgroup copies, all different.
 fn copied() -> Vec<u32> {
     (0..4 * WARPGROUP as u32)
         .map(|i| i << 16 | (i ^ 0x5555))
         .collect()
 }
 
-/// What the threads of a warpgroup are to get: sums of small integers, which f16 and f32 have exactly.
+/// Expected words of the threads of a warpgroup: sums of small integers, which f16 and f32 represent exactly.
 fn products() -> Vec<u32> {
     let at = matrix_element;
     let triangle = |s: u32, t: u32| if s <= t { at(s, t) } else { 0.0 };
@@ -374,7 +375,7 @@ fn products() -> Vec<u32> {
     let mut words = vec![u32::MAX; PRODUCTS.iter().product()];
     for id in 0..WARPGROUP as u32 {
         let mut put = |result: u32, word| words[result as usize * WARPGROUP + id as usize] = word;
-        // The i-th sum of a thread is that of a row and a column.
+        // Each sum of a thread belongs to a row and a column.
         for i in 0..64 {
             let row = id / 32 * 16 + id % 32 / 4 + i / 2 % 2 * 8;
             let column = i / 4 * 8 + id % 4 * 2 + i % 2;
@@ -388,7 +389,7 @@ fn products() -> Vec<u32> {
                 put(160 + i, (1.0 + product).to_bits());
             }
         }
-        // A row of one of four matrices, of which a lane had a column.
+        // A lane has a row of one of four matrices, whose columns were in the lanes.
         let (matrix, i) = (id % 32 / 8, id % 8);
         let element = |j: u32| {
             let lane = id / 32 * 32 + 4 * j + i / 2;
@@ -403,14 +404,14 @@ fn products() -> Vec<u32> {
             put(202 + word, copied()[(4 * other + word) as usize]);
             put(206 + word, copied()[(4 * id + word) as usize]);
         }
-        // Pairs lie one beside the other.
+        // Pairs lie next to each other.
         let pair = 196 * WARPGROUP + 2 * id as usize;
         words[pair..pair + 2].copy_from_slice(&[!id, id]);
     }
     words
 }
 
-/// A thread's words of `got` are those of `wanted`.
+/// Panics unless each thread's words of `got` are those of `wanted`.
 fn assert_products(got: &[u32], wanted: &[u32]) {
     for (i, (got, wanted)) in got.iter().zip(wanted).enumerate() {
         let (result, thread) = (i / WARPGROUP, i % WARPGROUP);

@@ -1,5 +1,5 @@
-//! What a GPU that fails leaves of a library: errors, never a crash. Each test is a process of its own, one at a time,
-//! since it takes the context or all memory with it. Skipped without a GPU.
+//! A GPU that fails leaves a library that returns errors and never crashes. Each test takes the context or all memory with it, so
+//! it runs in its own process, one at a time. Skipped without a GPU.
 
 use std::any::type_name;
 use std::env;
@@ -19,10 +19,10 @@ use gated_delta_test_support::problem::Sizes;
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
-/// Set in the process that runs a test's scenario.
+/// Variable of the process that runs a test's scenario.
 const ALONE: &str = "GATED_DELTA_ALONE";
 
-/// Writes a word to an address that nobody has.
+/// PTX of a kernel that stores a word to an unmapped address.
 const BAD_STORE: &std::ffi::CStr = c"
 .version 7.0
 .target sm_70
@@ -36,7 +36,7 @@ const BAD_STORE: &std::ffi::CStr = c"
 }
 ";
 
-/// Runs `scenario`, a closure of the calling test, in a process of its own, which has to end well.
+/// Runs `scenario`, a closure of the calling test, in a process of its own, and panics unless that process succeeds.
 fn alone<F: FnOnce(&Context)>(scenario: F) {
     static ONE: Mutex<()> = Mutex::new(());
     if let Some(context) = gpu().filter(|_| env::var_os(ALONE).is_some()) {
@@ -46,7 +46,7 @@ fn alone<F: FnOnce(&Context)>(scenario: F) {
         return;
     }
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    // `gpu::faults::test::{{closure}}`
+    // The name of the type is `gpu::faults::test::{{closure}}`.
     let test = type_name::<F>().strip_prefix("gpu::").unwrap();
     let test = test.strip_suffix("::{{closure}}").unwrap();
     let output = Command::new(env::current_exe().unwrap())
@@ -65,7 +65,7 @@ fn alone<F: FnOnce(&Context)>(scenario: F) {
     print!("{}", text[1]);
 }
 
-/// A problem of each kind of kernel: a fault is the driver's, and knows no sizes.
+/// A problem of each kind of kernel. The driver handles faults in the same way for all sizes.
 fn specs() -> impl Iterator<Item = Spec> {
     Family::of_each_kind().into_iter().map(|family| Spec {
         batch: 4,
@@ -79,7 +79,7 @@ fn launch(library: &Library, stream: &Stream, args: &Arguments<Tensor<'_>>) -> R
     unsafe { backend::launch(library, stream.as_ref(), args, None) }
 }
 
-/// The driver's error of a result that has to be one.
+/// Panics unless `result` is an error of the driver.
 #[track_caller]
 fn fails(what: &str, result: Result<(), Error>) {
     match result {
@@ -88,7 +88,7 @@ fn fails(what: &str, result: Result<(), Error>) {
     }
 }
 
-/// Whatever needs the context fails, and dropping is quiet.
+/// Panics unless every call that needs the context fails. Drops must be silent.
 fn everything_fails(
     library: &Library,
     context: &Context,
@@ -137,10 +137,10 @@ fn after_a_bad_access_every_call_fails_and_nothing_crashes() {
     });
 }
 
-/// `cuDevicePrimaryCtxReset`, as another library of the process may call it.
+/// Calls `cuDevicePrimaryCtxReset`, as another library in the process may do.
 fn reset(context: &Context) {
     let mut handle = 0;
-    // SAFETY: the function has this type; what the context had is not used any more but to see it fail.
+    // SAFETY: the function has this type. After the reset, the context's objects are only used to see that the calls fail.
     unsafe {
         let driver = context.driver();
         let ordinal = context.device().ordinal();
@@ -151,8 +151,8 @@ fn reset(context: &Context) {
     }
 }
 
-/// Also of a thread that has the context current, and of a library whose context was made again, which has the same
-/// handle.
+/// After a reset of the context every call fails until the context is created again. This includes threads in which the context is
+/// current, and libraries of a context that was created again with the same handle.
 #[test]
 fn a_context_that_is_reset_is_an_error_until_it_is_made_again() {
     alone(|context| {
@@ -169,7 +169,7 @@ fn a_context_that_is_reset_is_an_error_until_it_is_made_again() {
             stream.synchronize().unwrap();
             let all_fails = |graph: &mut Graph| {
                 everything_fails(library, context, &stream, args);
-                // SAFETY: both are refused.
+                // SAFETY: the library refuses both launches.
                 let (planned, replayed) =
                     unsafe { (plan.launch(stream.as_ref(), &*work), graph.launch(&stream)) };
                 fails("a planned launch", planned);
@@ -183,7 +183,7 @@ fn a_context_that_is_reset_is_an_error_until_it_is_made_again() {
             all_fails(&mut graph);
             let again = Context::primary(context.device()).unwrap();
             eprintln!("{:?}, and made again {:?}", context.raw(), again.raw());
-            // SAFETY: the function is looked for, not called.
+            // SAFETY: the function is only looked up, not called.
             let can_tell = unsafe { again.driver().optional::<*const ()>("cuCtxGetId") };
             if can_tell.is_some() {
                 fails(
@@ -236,7 +236,7 @@ fn out_of_memory_at_load_is_an_error_and_passes() {
     });
 }
 
-/// Allocates until nothing is left.
+/// Allocates until no memory is left.
 fn all_memory(context: &Context) -> Vec<DeviceMemory> {
     let mut all = Vec::new();
     let mut bytes = context.device().total_memory().unwrap();
@@ -274,7 +274,7 @@ fn corrupted_text_is_refused() {
                 ("misspelt", text.replacen("ld.global", "ld.glabol", 1)),
                 ("undeclared", text.replacen(".reg ", "// ", 1)),
             ];
-            // The contract of warpgroups has no constants.
+            // The entry that tests warpgroups has no constants.
             if template != text {
                 corrupted.push(("not specialised", template));
             }
@@ -309,7 +309,7 @@ fn a_captured_graph_outlives_its_library() {
                         unsafe { Graph::capture(&stream, || launch(&library, &stream, args)) }
                             .unwrap()
                     };
-                    // Others may be loaded where its kernels were.
+                    // Other modules may be loaded at the address of the unloaded kernels.
                     let work = args.work().unwrap();
                     Library::new(context).prewarm(&*work).unwrap();
                     // SAFETY: as above.

@@ -12,22 +12,22 @@ use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::launches::wait_for_copies;
 
-/// A pool in GPU memory of which the host knows only some slots.
+/// A pool in GPU memory, of which the host has a copy of some slots.
 struct LargePool {
     memory: DeviceMemory,
-    /// Bytes between slots.
+    /// Bytes between the starts of two slots.
     slot: usize,
 }
 
 impl LargePool {
-    /// The first slots of `pool`, of `slot` bytes each, copied to the slots `to` of a pool of NaN.
+    /// A pool of NaN, with the first slots of `pool`, of `slot` bytes each, copied to the slots `to`.
     fn new(context: &Context, slots: usize, slot: usize, pool: &[u8], to: &[usize]) -> Self {
         let mut memory = DeviceMemory::allocate(context, slots * slot).unwrap();
         memory.fill(0xff).unwrap();
         let _current = context.enter().unwrap();
         for (bytes, to) in pool.chunks(slot).zip(to) {
             let address = memory.address() + (to * slot) as u64;
-            // SAFETY: slot `to` is one of the memory's.
+            // SAFETY: slot `to` lies in the memory.
             unsafe {
                 context
                     .driver()
@@ -43,7 +43,7 @@ impl LargePool {
         let mut bytes = vec![0; self.slot];
         let address = self.memory.address() + (slot * self.slot) as u64;
         let _current = context.enter().unwrap();
-        // SAFETY: the slot is one of the memory's.
+        // SAFETY: the slot lies in the memory.
         unsafe {
             context
                 .driver()
@@ -54,8 +54,8 @@ impl LargePool {
     }
 }
 
-/// 512 rows whose slots lie at both ends of a pool of more than 2³² elements: the same bits as in a small pool, and
-/// the slots around them, as well as those where 31- and 32-bit offsets would end up, stay as they were.
+/// 512 rows whose slots lie at both ends of a pool of more than 2³² elements have the bits of a launch on a small pool. The slots
+/// next to them stay unchanged, and so do the slots at offsets truncated to 31 and 32 bits.
 fn large_pool(family: Family) {
     let (Some(backend), Some(context)) = (cuda(), gpu()) else {
         return;
@@ -68,7 +68,7 @@ fn large_pool(family: Family) {
         batch: ROWS,
         heads,
         ratio: 1,
-        // Windows would have as many slots.
+        // Windows would need equally many slots.
         conv: None,
         ..Spec::plain(family)
     };
@@ -78,7 +78,7 @@ fn large_pool(family: Family) {
     let wanted = backend.run(&small, None);
     check(&small, &wanted);
 
-    // Small slot s is large slot far(s): even ones at the front, odd ones at the end.
+    // Slot s of the small pool is slot far(s) of the large one: even slots at the front, odd ones at the end.
     let far = |slot: usize| {
         if slot.is_multiple_of(2) {
             slot
@@ -166,7 +166,7 @@ fn a_pool_beyond_2_32_elements() {
         );
         return;
     }
-    // As many at a time as have their pools in the memory, with room for what others run meanwhile.
+    // Number of pools in memory at a time. There must be room for other tests too.
     const AT_ONCE: usize = 3;
     for families in
         Family::of_each_kind().chunks((memory / WANTED).saturating_sub(1).clamp(1, AT_ONCE))

@@ -15,13 +15,13 @@ const ROWS: usize = 512;
 const TOKENS: usize = 8;
 const HEADS: usize = 64;
 
-/// Which of four rows row `b` is a copy of.
+/// Number (of four) of the row that row `b` is a copy of.
 fn original(b: usize) -> usize {
     b / 3 % 4
 }
 
-/// Four rows many times over, all of them reading the four slots of one pool, and none writing there: the snapshots,
-/// looked at on both sides of each 2³⁰ elements, and o have the bits of the four rows alone.
+/// Copies of four rows read the four slots of one pool and do not write it. Their o and snapshots have the bits of the four rows
+/// alone. Snapshots are compared on both sides of each multiple of 2³⁰ elements.
 fn large_snapshots(family: Family) {
     let Some(backend) = cuda() else { return };
     let state = HEADS * family.dim * family.dim;
@@ -56,7 +56,7 @@ fn large_snapshots(family: Family) {
             let snapshots = Some(memory.tensor_mut(family.state, &dims).unwrap());
             let mut args = *args;
             args.snapshots = snapshots;
-            // SAFETY: the buffers are alive until `with` has waited, and so are the snapshots, for which this waits.
+            // SAFETY: the buffers and the snapshots are alive until the wait below.
             unsafe { launch(library, stream, &args, None) }.unwrap();
             let _current = context.enter().unwrap();
             // SAFETY: the stream is alive.
@@ -65,7 +65,7 @@ fn large_snapshots(family: Family) {
                 let mut bytes = vec![0u8; row_bytes];
                 let from = memory.address() + (b * row_bytes) as u64;
                 let to = bytes.as_mut_ptr().cast();
-                // SAFETY: the row is one of the memory's.
+                // SAFETY: the row lies in the memory.
                 unsafe { context.driver().memcpy_dtoh(to, from, row_bytes) }.unwrap();
                 (b, bytes)
             };
@@ -108,7 +108,7 @@ fn snapshots_beyond_2_32_elements() {
         return;
     }
     let kinds = Family::of_each_kind().into_iter();
-    // Of larger states fewer make as many elements.
+    // Larger states reach as many elements with fewer rows.
     let kinds = kinds.map(|family| Family { dim: 128, ..family });
     let wanted = |family: &Family| !family.decode && family.is_recurrent();
     kinds.filter(wanted).for_each(large_snapshots);

@@ -26,15 +26,15 @@ pub fn context_of(library: &Library) -> &Context {
         .expect("the library of a GPU has its context")
 }
 
-/// Waits for copies from host memory, which may return before they are done. A whole context is not waited for while
-/// other tests capture graphs: that ends their captures.
+/// Waits for copies from host memory, which may return before they are done. It waits for a stream, since a wait for the whole
+/// context would end the graph captures of other tests.
 pub fn wait_for_copies(context: &Context) {
     let _current = context.enter().unwrap();
     // SAFETY: the context is current.
     unsafe { context.driver().stream_synchronize(RawStream::NULL) }.unwrap();
 }
 
-/// The launching thread has no context; the stream was made by another thread through the driver itself.
+/// A launch works in a thread without a context, on a stream that another thread made through the driver.
 #[test]
 fn a_foreign_stream_and_a_thread_without_a_context() {
     let (Some(backend), Some(context)) = (cuda(), gpu()) else {
@@ -61,7 +61,7 @@ fn a_foreign_stream_and_a_thread_without_a_context() {
         .unwrap();
     check(&case, &after);
     let _current = context.enter().unwrap();
-    // SAFETY: made above, and its work was waited for.
+    // SAFETY: this function has created the stream, and its work is done.
     unsafe { context.driver().stream_destroy(stream) }.unwrap();
 }
 
@@ -86,7 +86,7 @@ fn launch_without_a_context(library: &Library, stream: RawStream, args: &Argumen
     unsafe { context.driver().stream_synchronize(stream) }.unwrap();
 }
 
-/// Eight threads ask one library for the same kernels at once: there is one of each, and the right results.
+/// Eight threads that ask one library for the same kernels at once share one compilation of each, and get right results.
 #[test]
 fn threads_share_a_library_and_its_kernels() {
     let Some(context) = gpu() else { return };
@@ -117,7 +117,7 @@ fn threads_share_a_library_and_its_kernels() {
     );
 }
 
-/// Buffers, a stream and a context of `cust`.
+/// Launches work with buffers, a stream and a context of `cust`.
 #[test]
 fn tensors_and_streams_of_cust() -> Result<(), Box<dyn StdError>> {
     use cust::CudaFlags;

@@ -1,5 +1,5 @@
-//! What only a GPU shows: graphs, long prompts, foreign streams and threads, plans, pools and snapshots beyond 2³²
-//! elements, registers, faults, and launches for the sanitizers. Without a GPU, what is launched here is skipped.
+//! Properties that only a GPU shows: graphs, long prompts, foreign streams and threads, plans, pools and snapshots beyond 2³²
+//! elements, registers, faults, and launches for the sanitizers. Without a GPU the launches are skipped.
 
 mod device_contract;
 mod faults;

@@ -1,4 +1,4 @@
-//! Plans, and what the driver's compiler makes of the kernels.
+//! Plans, and the driver's compilation of the kernels.
 
 use gated_delta::{DType, Entry, Formulation, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
@@ -11,7 +11,7 @@ use gated_delta_test_support::variants;
 
 use crate::launches::spec;
 
-/// A decode, and a launch with new and previous tokens and one with snapshots, aligned or not.
+/// A decode, a launch with new and previous tokens, and one with snapshots, with these gaps.
 fn specs(spacing: Spacing) -> [Spec; 3] {
     let spec = |family: Family| {
         let mut spec = spec(family);
@@ -41,7 +41,7 @@ fn specs(spacing: Spacing) -> [Spec; 3] {
     ]
 }
 
-/// A plan for aligned tensors refuses an address that is not, by name; and too many rows.
+/// A plan for aligned tensors refuses an unaligned address by the tensor's name. It also refuses too many rows.
 #[test]
 fn a_plan_refuses_misaligned_addresses() {
     let Some(backend) = cuda() else { return };
@@ -52,7 +52,7 @@ fn a_plan_refuses_misaligned_addresses() {
                 let plan = library.plan(&*args.work().unwrap()).unwrap();
                 let launch = |args: &Arguments<Tensor<'_>>| {
                     let work = args.work().unwrap();
-                    // SAFETY: it is refused.
+                    // SAFETY: the plan refuses the launch.
                     let refused = unsafe { plan.launch(stream, &*work) };
                     refused.unwrap_err().to_string()
                 };
@@ -62,7 +62,7 @@ fn a_plan_refuses_misaligned_addresses() {
                         let tensor = &mut *args.tensors_mut()[i].1;
                         let (address, dtype) = (tensor.address() + by, tensor.dtype());
                         let (dims, strides) = (tensor.dims().to_vec(), tensor.strides().to_vec());
-                        // SAFETY: it is refused.
+                        // SAFETY: the plan refuses the tensor.
                         let misaligned = unsafe { Tensor::from_raw(address, dtype, &dims) };
                         *tensor = misaligned.unwrap().with_strides(&strides).unwrap();
                         let wanted = format!("{name}: wanted an alignment of 16 bytes, got {by}");
@@ -80,7 +80,7 @@ fn a_plan_refuses_misaligned_addresses() {
     }
 }
 
-/// The tensors with wide accesses: their places and names.
+/// Positions and names of the tensors with wide accesses.
 fn wide(args: &mut Arguments<Tensor<'_>>) -> Vec<(usize, &'static str)> {
     let per_channel = args.gates.operator() == Operator::Kda;
     let names = args.tensors_mut().into_iter().map(|(name, _)| name);
@@ -96,7 +96,7 @@ fn wide(args: &mut Arguments<Tensor<'_>>) -> Vec<(usize, &'static str)> {
         .collect()
 }
 
-/// A plan for tensors that are not aligned takes any address.
+/// A plan for unaligned tensors takes any address.
 #[test]
 fn a_plan_for_misaligned_tensors_takes_them() {
     let Some(backend) = cuda() else { return };
@@ -112,11 +112,10 @@ fn a_plan_for_misaligned_tensors_takes_them() {
     }
 }
 
-/// Every family with wide and narrow accesses, with few tokens and with as many as a block has room for: each of these in one
-/// of the elements, of neighbouring families in different ones. `cargo xtask ptx` assembles every entry in more forms.
+/// Every family with wide and narrow accesses, with few tokens and with the most that a block has room for. Each combination has
+/// one of the dtypes, other ones in neighbouring families. `cargo xtask ptx` assembles every entry in more forms.
 fn every_kernel() -> Vec<Spec> {
-    // T + T' with HV / H = 2: the value heads of V-last KDA leave room for no more, and those of f32 states of 96 · 192 in
-    // a layer, K-last, for fewer.
+    // The most T + T' with HV / H = 2. V-last KDA has room for no more, K-last layers with f32 states of 96 × 192 for fewer.
     let most = |family: Family| {
         let of_few = (true, StateLayout::KLast, DType::F32, 96);
         match (family.layer, family.layout, family.state, family.dim) == of_few {
@@ -146,7 +145,7 @@ fn every_kernel() -> Vec<Spec> {
             });
             all.extend(resumed);
             if family.dim == 96 {
-                // Its layers have HV = H, and room for all tokens.
+                // Layers of this family have HV = H, and room for all tokens.
                 all.push(Spec {
                     previous: Some(tokens),
                     tokens,
@@ -159,10 +158,10 @@ fn every_kernel() -> Vec<Spec> {
     all
 }
 
-/// What the driver's compiler is asked for below has kernels.
+/// Every problem whose compilation is tested below has a kernel.
 #[test]
 fn every_kernel_has_room() {
-    // Without a GPU no more is asked of them.
+    // Without a GPU the variants are enough.
     if cuda().is_none() {
         return;
     }
@@ -171,11 +170,11 @@ fn every_kernel_has_room() {
     });
 }
 
-/// What the driver's compiler makes of every variant for this GPU keeps everything in registers.
+/// The driver's compiler keeps every variant for this GPU in registers, without spills.
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };
-    // Of a prefill, another GPU's too.
+    // Entries of a prefill for other GPUs too.
     let elsewhere = cuda_for(Entry::gdn_prefill_chain_k128_tile64_mma);
     let forms = every_kernel().into_iter();
     let forms = forms.map(|spec| (format!("{:?}", spec.form), spec.case()));

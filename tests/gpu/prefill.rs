@@ -1,4 +1,4 @@
-//! Prompts of any length: one prewarm serves all of them, and the longest is right.
+//! Prompts of any length: one prewarm serves all of them, and the longest has the right result.
 
 use std::io::{self, Write};
 use std::thread;
@@ -14,20 +14,20 @@ use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-/// H, HV, K = V.
+/// H. The next two constants are HV and K = V.
 const HEADS: usize = 1;
 const VALUE_HEADS: usize = 2;
 const DIM: usize = 128;
-/// Most tokens.
+/// Largest number of tokens.
 const LONGEST: usize = 131_072;
-/// Tokens that are drawn; those behind them are the same again.
+/// Number of drawn tokens. Later tokens repeat them.
 const DISTINCT: usize = 4099;
-/// Log decays of the value heads: the mean of the second one forgets nothing in a thousand tokens.
+/// Mean log decays of the value heads. The second one forgets nothing within a thousand tokens.
 const DECAYS: [f32; VALUE_HEADS] = [-0.2, -1e-4];
 /// Largest relative errors of o, in bf16, and of f32 states.
 const ERRORS: [f64; 2] = [2.5e-3, 2e-3];
 
-/// Whether there is a GPU that prefills.
+/// Whether there is a GPU that runs prefills.
 pub fn prefills() -> bool {
     let Some(context) = gpu() else { return false };
     let capability = context.device().compute_capability().unwrap();
@@ -75,7 +75,7 @@ impl Values {
         }
     }
 
-    /// o `[T, V]` and the last state of a value head, from zeros.
+    /// o `[T, V]` and the final state of a value head by the reference, from a zero state.
     fn truth(&self, head: usize, tokens: usize) -> (Vec<f64>, Vec<f64>) {
         let wide = |values: &[bf16], at: usize| -> Vec<f64> {
             values[at * DIM..][..DIM]
@@ -105,7 +105,7 @@ impl Values {
     }
 }
 
-/// Tensors of [`LONGEST`] tokens, of which a launch takes the first ones.
+/// Tensors of [`LONGEST`] tokens. A launch takes the first ones.
 struct Prompt {
     q: DeviceMemory,
     k: DeviceMemory,
@@ -119,11 +119,11 @@ struct Prompt {
     workspace_bytes: usize,
 }
 
-/// How rows lie.
+/// Shapes of the rows.
 #[derive(Clone, Copy, Debug)]
 enum Rows {
     Dense(usize),
-    /// One that has all tokens.
+    /// One packed row with all tokens.
     Packed,
 }
 
@@ -173,7 +173,7 @@ impl Prompt {
         let of = |heads: usize| [batch, tokens, heads, DIM];
         let gates = [batch, tokens, VALUE_HEADS];
         let pool = [4, VALUE_HEADS, DIM, DIM];
-        // SAFETY: all of these are live while the prompt is borrowed; what a launch writes nobody else has.
+        // SAFETY: the memory lives while the prompt is borrowed, and no other work uses the written tensors.
         let written = |memory: &DeviceMemory, dtype, dims: &[usize]| unsafe {
             gated_delta::Tensor::from_raw(memory.address(), dtype, dims)
         };
@@ -222,14 +222,13 @@ fn one_prewarm_serves_prompts_of_every_length() {
                     Rows::Packed => rows,
                 };
                 let step = prompt.step(rows, tokens).unwrap();
-                // SAFETY: the buffers outlive the wait below; rows have slots of their own, and launches follow each
-                // other.
+                // SAFETY: the buffers outlive the wait below. Rows have slots of their own, and launches run one after the other.
                 unsafe { library.launch(stream.as_ref(), &step) }.unwrap();
                 assert_eq!(library.compiled(), compiled, "{rows:?} of {tokens} tokens");
             }
         }
         stream.synchronize().unwrap();
-        // Another layer's: the count counts.
+        // A launch of another layer compiles, which shows that the count works.
         let other = prompt.step(rows, 65).unwrap();
         let scale = Options::default()
             .formulation(Formulation::Chunked)
@@ -262,7 +261,7 @@ fn the_longest_prompt_is_right() {
                 let (wanted_o, wanted) = values.truth(head, LONGEST);
                 let of_head = o.chunks(DIM).skip(head).step_by(VALUE_HEADS);
                 let got: Vec<f64> = of_head.flatten().map(|x| x.to_f64()).collect();
-                // Of each thousandth part, that an error of some tokens is not lost among all.
+                // Errors are measured in each thousandth part, so that errors of few tokens show.
                 for (i, (got, wanted)) in got
                     .chunks(DIM * 128)
                     .zip(wanted_o.chunks(DIM * 128))
@@ -284,12 +283,12 @@ fn the_longest_prompt_is_right() {
     });
 }
 
-/// Rows of [`TOKENS`] tokens, of which a chain's block has four, and one of half as many two.
+/// Number of rows of [`TOKENS`] tokens. A block of the scan works four rows here, and two rows in a batch of half the size.
 const ROWS: usize = 200;
 const TOKENS: usize = 100;
 
-/// Blocks of a batch go on from row to row, and what copies for them brings states of all rows but their first, where they have more
-/// than two: with the bits of batches of half as many, whose states nobody brings.
+/// Persistent blocks prefetch the states of all their rows but the first, if they have more than two rows. The results have the
+/// bits of batches of half the size, without prefetch.
 #[test]
 fn a_batch_whose_blocks_go_on_has_the_bits_of_smaller_ones() {
     let Some(context) = gpu().filter(|_| prefills()) else {
@@ -313,7 +312,7 @@ fn a_batch_whose_blocks_go_on_has_the_bits_of_smaller_ones() {
                 let of: usize = inner.iter().product();
                 let byte = first * TOKENS * of * dtype.size_of();
                 let dims = [&[batch, TOKENS], inner].concat();
-                // SAFETY: all of these outlive the wait below, and what a launch writes nobody else has.
+                // SAFETY: the memory outlives the wait below, and no other work uses the written tensors.
                 unsafe {
                     gated_delta::Tensor::from_raw(memory.address() + byte as u64, dtype, &dims)
                         .unwrap()
@@ -343,7 +342,7 @@ fn a_batch_whose_blocks_go_on_has_the_bits_of_smaller_ones() {
             )
             .options(Options::default().formulation(Formulation::Chunked))
             .workspace(workspace.unwrap());
-            // SAFETY: the buffers outlive the wait; launches follow each other.
+            // SAFETY: the buffers outlive the wait, and launches run one after the other.
             unsafe { library.launch(stream.as_ref(), &step) }.unwrap();
         }
         stream.synchronize().unwrap();
@@ -355,7 +354,7 @@ fn a_batch_whose_blocks_go_on_has_the_bits_of_smaller_ones() {
     let (o, states) = run(ROWS);
     let (same_o, same_states) = run(ROWS / 2);
     assert!(o == same_o && states == same_states);
-    // Of four rows each block has one, and half of a head.
+    // With four rows each block has one row, and half of a head.
     let (few_o, few_states) = run(4);
     assert!(o == few_o && states == few_states);
 }

@@ -1,4 +1,4 @@
-//! A graph captured after prewarming sees whatever indices it is replayed with.
+//! A graph that was captured after a prewarm takes the indices that are in memory at each replay.
 
 use std::ffi::c_void;
 
@@ -17,19 +17,19 @@ use gated_delta_test_support::spec::{Family, Spec};
 use crate::launches::{context_of, spec, wait_for_copies};
 use crate::prefill::prefills;
 
-/// Writes a tensor's buffer, while no work is under way.
+/// Overwrites a tensor's buffer. No work may be running.
 fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
     let _current = context.enter().unwrap();
     let (from, bytes) = (
         buffer.words.as_ptr().cast::<c_void>(),
         size_of_val(&*buffer.words),
     );
-    // SAFETY: the tensor is all of a buffer of that many words; nothing else is under way.
+    // SAFETY: the tensor is a whole buffer of that many words, and no other work is running.
     unsafe { context.driver().memcpy_htod(tensor.address(), from, bytes) }.unwrap();
     wait_for_copies(context);
 }
 
-/// The tensors that change from one replay to the next: indices, and what a layer's projection is.
+/// The tensors that change between replays: indices, and the projections of a layer.
 fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
     let names = [
         "read_slots",
@@ -52,21 +52,21 @@ fn changing<T: Clone>(args: &Arguments<T>) -> Vec<T> {
     changing.map(|(_, tensor)| tensor.clone()).collect()
 }
 
-/// The kinds of kernels of which `wanted` holds; none without a GPU, for which nothing has to be made.
+/// One family of each kind that `wanted` accepts. Empty without a GPU, so that no problem is made.
 fn kinds(wanted: fn(Family) -> bool) -> Vec<Family> {
     let mut kinds = Family::of_each_kind();
     kinds.retain(|&family| cuda().is_some() && wanted(family));
     kinds
 }
 
-/// A launch of `problems[0]` is captured, then replayed with the indices of each of them, and leaves what launches
-/// leave. Of a layer, x and z are those of each of them too.
+/// Captures a launch of `problems[0]` and replays the graph with the indices of each problem. Each replay must equal a launch. In a
+/// layer x and z change too.
 fn replay(name: &str, spec: &Spec, problems: &[Problem]) {
     let cases = problems.iter().map(|problem| problem.case(&spec.form));
     replay_cases(name, &cases.collect::<Vec<_>>());
 }
 
-/// The same of launches in memory.
+/// Like `replay`, for cases in memory.
 fn replay_cases(name: &str, cases: &[Case]) {
     let Some(backend) = cuda() else { return };
     let first = &cases[0];
@@ -120,7 +120,7 @@ fn a_replayed_graph_sees_changed_slots() {
     });
 }
 
-/// A thousand replays of a layer step, as an engine decodes: rows come and go, and begin anew.
+/// A thousand replays of a layer step, as an engine decodes: rows come and go, and start new sequences.
 #[test]
 fn a_layer_step_replayed_a_thousand_times() {
     const REPLAYS: usize = 1000;
@@ -150,7 +150,7 @@ fn a_layer_step_replayed_a_thousand_times() {
         let problems: Vec<Problem> = (0..REPLAYS)
             .map(|i| {
                 let mut problem = Spec {
-                    // Nothing that is read is NaN but in slots that no row has written.
+                    // The launch reads no NaN except in slots that no row has written.
                     slots: SlotChoice::NONE,
                     seed: i as u64 % 7,
                     ..spec.clone()
@@ -195,8 +195,7 @@ fn a_replayed_graph_sees_changed_lengths() {
     });
 }
 
-/// Prompts of any lengths, rows that decode among them, cut wherever positions say, checkpoints to other slots: nothing
-/// of it is settled when the graph is captured.
+/// A replay takes other lengths, positions, single-token rows and slots of checkpoints than the graph was captured with.
 #[test]
 fn a_replayed_prefill_sees_changed_lengths_and_positions() {
     const TOKENS: i64 = 260;
@@ -251,7 +250,7 @@ fn a_replayed_prefill_sees_changed_lengths_and_positions() {
     });
 }
 
-/// Forty steps of rows whose states wait, as an engine decodes: each row folds at a time of its own, by what the replay is told.
+/// Forty steps with deferred write-back, as an engine decodes: each row flushes at a different step, by the lengths at the replay.
 #[test]
 fn a_replayed_graph_sees_what_is_pending() {
     if cuda().is_none() {
@@ -272,7 +271,7 @@ fn a_replayed_graph_sees_what_is_pending() {
     });
 }
 
-/// A resume, packed and not, and a commit.
+/// Replays of a resume, packed and not, and of a commit take other numbers of kept tokens.
 #[test]
 fn a_replayed_graph_sees_other_accepted_prefixes() {
     on_threads(&kinds(|family| !family.decode), |&family| {

@@ -1,9 +1,9 @@
-//! Small launches of every entry with every form and every switch, for `compute-sanitizer`, which sees what a comparison
-//! does not.
+//! Small launches of every entry with every form and every switch, for `compute-sanitizer`, which finds errors that do not change
+//! results.
 //!
-//! `SHARD=i/n` launches each n-th of them from the i-th on, so that n processes share the work: a sanitizer follows one
-//! launch at a time. `ENTRIES=kinds` launches one entry of each kind of text, which is what a sanitizer has the time for; without
-//! it, without a sanitizer, every entry is compared with the reference in every form.
+//! `SHARD=i/n` launches every n-th of them from the i-th on, so that n processes share the work: a sanitizer follows one launch at
+//! a time. `ENTRIES=kinds` launches one entry of each kind of text, as many as a sanitizer has time for. Without the variable, and
+//! without a sanitizer, every entry is compared with the reference in every form.
 
 use std::env;
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ use gated_delta_test_support::{entries_of_each_kind, variants_on};
 
 type Change = fn(&mut Spec);
 
-/// Wide and narrow accesses, each element and index type, active and inactive rows, each gate.
+/// Wide and narrow accesses, each dtype of elements and indices, active and inactive rows, each kind of gates.
 const FORMS: [Change; 6] = [
     |_| {},
     |spec| {
@@ -80,7 +80,7 @@ const FORMS: [Change; 6] = [
     },
 ];
 
-/// What is around the recurrence, and fresh rows, in the form of the same place. Of a decode, the fresh rows.
+/// Convolution, norm and fresh rows, for the form at the same position. A decode takes the fresh rows only.
 const AROUND: [Change; 6] = [
     |_| {},
     |spec| {
@@ -107,7 +107,7 @@ const AROUND: [Change; 6] = [
     },
 ];
 
-/// One packed token, and ways of keeping states, of operators that take several tokens.
+/// One packed token, and ways of keeping states, for operators that take several tokens.
 const SWITCHES: [Change; 6] = [
     |spec| (spec.tokens, spec.packed) = (1, true),
     |spec| (spec.snapshots, spec.packed) = (Some(2), true),
@@ -124,7 +124,7 @@ const SWITCHES: [Change; 6] = [
     |spec| (spec.previous, spec.tokens, spec.update_state) = (Some(5), 0, true),
 ];
 
-/// What prefills have, in the form of the same place.
+/// Switches of prefills, for the form at the same position.
 const PREFILLS: [Change; 6] = [
     |spec| spec.prefill.checkpoints = Some([1, 1]),
     |spec| (spec.packed, spec.prefill.positions) = (true, true),
@@ -153,13 +153,13 @@ const NORM: NormChoice = NormChoice {
     activation: Activation::Silu,
 };
 
-/// Whether it is for rows of at most 64 tokens.
+/// Whether the entry is for rows of at most 64 tokens.
 fn is_short(entry: Entry) -> bool {
     let computes = entry.computes();
     computes.is_some_and(|computes| computes.family.max_tokens() == 64)
 }
 
-/// The operator's gates.
+/// The gates of the operator: `gdn`, or those of KDA.
 fn gates(spec: &Spec, gdn: GateKind, decay: DecayKind, beta: KdaBeta) -> GateKind {
     match spec.gates.operator() {
         Operator::Kda => GateKind::Kda(decay, beta),
@@ -167,8 +167,8 @@ fn gates(spec: &Spec, gdn: GateKind, decay: DecayKind, beta: KdaBeta) -> GateKin
     }
 }
 
-/// Each form, and each switch in one form that the entry takes it in. Which one is the next at each `turn`: the entries
-/// of a kernel have most pairs between them.
+/// Each form, and each switch in one form that the entry takes. `turn` selects this form, so that the entries of a kernel together
+/// cover most pairs.
 fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
     let plain = Spec {
         batch: 4,
@@ -188,14 +188,14 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         return forms
             .map(|(i, (form, prefill))| {
                 let mut spec = of(form, prefill);
-                // A state is written. Of two pieces, or of one in the launch of short rows.
+                // The launch writes states. Rows have two chunks, or one in the launch of short rows.
                 spec.update_state = true;
                 spec.tokens = if is_short(entry) { 33 } else { 65 + i % 2 };
                 if !is_short(entry) && i % 2 == 1 {
-                    // Where it is packed, rows of one token have a launch of their own beside it.
+                    // Packed rows of one token have a concurrent launch of their own.
                     (spec.prefill.singles, spec.prefill.unpromised) = (true, true);
                 }
-                // Packed rows of more than 64 tokens, or of none that has more.
+                // Some packed row has more than 64 tokens, or none has, as the entry requires.
                 let takes = |seed: &u64| {
                     let spec = Spec {
                         seed: *seed,
@@ -224,7 +224,7 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
     specs
 }
 
-/// The entries whose launches are asked for.
+/// The entries that the variables ask for.
 fn entries() -> Vec<Entry> {
     match env::var("ENTRIES").as_deref() {
         Ok("kinds") => entries_of_each_kind(),
@@ -233,13 +233,13 @@ fn entries() -> Vec<Entry> {
     }
 }
 
-/// One family of each layout and element of an entry's states: f16's kernels are bf16's.
+/// One family of each layout and dtype of an entry's states, without f16, which shares kernels with bf16.
 fn families_of(entry: Entry) -> impl Iterator<Item = Family> {
     let all = Family::all_of(entry).into_iter();
     all.filter(|family| family.state != DType::F16)
 }
 
-/// What is launched of these entries.
+/// The launches of `entries`.
 fn launches(entries: &[Entry]) -> Vec<(Entry, Spec)> {
     let entries: Vec<(usize, Entry)> = entries.iter().copied().enumerate().collect();
     let made = Mutex::new(Vec::new());
@@ -257,14 +257,14 @@ fn launches(entries: &[Entry]) -> Vec<(Entry, Spec)> {
     made.into_iter().flat_map(of_entry).collect()
 }
 
-/// i and n of `i/n`.
+/// Parses `i/n` into i and n.
 fn parse_shard(text: &str) -> Option<[usize; 2]> {
     let (i, n) = text.split_once('/')?;
     let [i, n] = [i.parse().ok()?, n.parse().ok()?];
     (i < n).then_some([i, n])
 }
 
-/// Those of `all` that are this process's.
+/// The part of `all` for this process.
 fn of_this_process<T>(all: Vec<T>) -> Vec<T> {
     let text = env::var("SHARD").unwrap_or("0/1".into());
     let shard = parse_shard(&text);
@@ -272,7 +272,7 @@ fn of_this_process<T>(all: Vec<T>) -> Vec<T> {
     share(all, shard)
 }
 
-/// Each n-th from the i-th on.
+/// Every n-th element from the i-th on.
 fn share<T>(all: Vec<T>, [i, n]: [usize; 2]) -> Vec<T> {
     all.into_iter().skip(i).step_by(n).collect()
 }
@@ -289,8 +289,8 @@ fn sanitizer_every_entry_and_switch() {
     });
 }
 
-/// Steps and flushes on states that wait, of every entry: rows that fold and rows that do not, fresh and inactive ones; of a
-/// layer with a convolution, a norm and both.
+/// Steps and flushes with deferred write-back for each wanted entry: rows that flush and rows that do not, fresh and inactive ones.
+/// Layers have a convolution, a norm, and both.
 fn waiting(wanted: &[Entry]) -> Vec<(Entry, deferred::Spec)> {
     let steps = |spec: deferred::Spec| {
         let gaps = deferred::Spec {
@@ -373,10 +373,10 @@ fn sanitizer_an_empty_batch() {
     });
 }
 
-/// Of each entry every form, and every switch that its formulation has.
+/// Each entry has a launch for every form, and for every switch that its formulation takes.
 #[test]
 fn every_entry_has_its_launches() {
-    // Without a GPU there are none of all entries, and those of each kind are looked at.
+    // Without a GPU the list of all entries is empty, so the entries of each kind are checked.
     let all = match cuda() {
         Some(_) => Entry::ALL.to_vec(),
         None => entries_of_each_kind(),
@@ -391,7 +391,7 @@ fn every_entry_has_its_launches() {
                 _ if family.is_chunked() => PREFILLS.len(),
                 (true, _) => FORMS.len(),
                 (false, true) => FORMS.len() + SWITCHES.len(),
-                // Without snapshots and token slots.
+                // All switches except snapshots and token slots.
                 (false, false) => FORMS.len() + SWITCHES.len() - 2,
             };
             assert_eq!(taken.count(), wanted, "{}, {family:?}", entry.name());

@@ -1,4 +1,4 @@
-//! Blocks that run together: what their barrier orders, and stores to each other's shared memory.
+//! Clusters: the order of accesses around a cluster's barrier, and stores to the shared memory of other blocks.
 
 use std::slice;
 
@@ -14,7 +14,7 @@ use gated_delta_kernels::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuf
 
 use super::{load, load_shared, only, run, run_clusters, store, store_shared, tensor};
 
-/// Blocks of a cluster, but where a test says another number.
+/// Number of blocks of a cluster, unless a test gives another one.
 pub const CLUSTER: u32 = 4;
 
 pub fn rank() -> u32 {
@@ -38,13 +38,13 @@ pub fn sync_cluster() {
     wait();
 }
 
-/// What a cluster begins with: all blocks have started.
+/// Waits until all blocks of the cluster have started.
 pub fn start() {
     arrive_relaxed();
     wait();
 }
 
-/// Launches one cluster of blocks of 64 threads, which must end in a fault of `kind` in thread `[block, thread]`.
+/// Launches one cluster of blocks of 64 threads. Panics unless it ends in a fault of `kind` in thread `[block, thread]`.
 #[track_caller]
 pub fn assert_fault<R>(
     regions: &[Region],
@@ -79,20 +79,21 @@ fn assert_memcheck(body: impl Fn() + Sync, place: [u32; 2], message: &str) {
     assert_fault(&[], body, FaultKind::Memcheck, place, message);
 }
 
-/// Launches one cluster, in which there is no fault.
+/// Launches one cluster. Panics if there is a fault.
 #[track_caller]
 pub fn assert_clean<R>(regions: &[Region], body: impl Fn() -> R + Sync) {
     run_clusters(CLUSTER, [CLUSTER, 1, 1], 64, regions, body).expect("there is no fault");
 }
 
-/// The message of an access that nothing orders with an earlier one of block `block`.
+/// The message of a race with an earlier access of block `block`.
 fn race(access: &str, earlier: &str, block: u32) -> String {
     format!(
         "race: {access}, and a {earlier} of block ({block}, 0, 0): no cluster barrier between them"
     )
 }
 
-/// In each round, each thread sends a word to the block that is as many further, itself in the first; some send four more.
+/// In each round, each thread sends a word to a block at growing distance, in the first round to its own. Some threads send four
+/// words more.
 #[test]
 fn exchange() {
     const ROUNDS: u32 = 5;
@@ -137,7 +138,8 @@ fn exchange() {
     }
 }
 
-/// Thread 5 of block 0 sends a word to block 1; `before` is what all do before they come to the barrier, and so on.
+/// Thread 5 of block 0 sends a word to block 1. `come`, `before` and `after` run before the arrival at the barrier, before the wait
+/// and after it.
 fn send(come: impl Fn(), before: impl Fn(), after: impl Fn()) -> impl Fn() {
     move || {
         at(1, 0, || store_shared(0, 1));
@@ -174,7 +176,7 @@ fn a_barrier_orders_what_came_before_the_arrival() {
         sync_cluster();
     };
     assert_race(&[], body, [1, 40], &message);
-    // The next phase orders it.
+    // The next phase orders the accesses.
     assert_clean(&[], || {
         start();
         late();
@@ -203,8 +205,8 @@ fn a_store_to_what_another_block_reads() {
     assert_race(&[], overwrite(arrive_relaxed), [2, 5], &message);
 }
 
-/// Thread 7 of each of some blocks reads a word `when`: before the barrier, between arrival and wait, or after it. All
-/// others read it before; afterwards thread 7 of block `writer` overwrites it.
+/// Thread 7 of each block in `late` reads a word at time `when`: before the barrier, between arrival and wait, or after the wait.
+/// All others read it before the barrier. In the end thread 7 of block `writer` overwrites the word.
 fn in_place(address: u64, late: &[u32], when: usize, writer: u32) -> impl Fn() {
     move || {
         let read = |now: usize| {
@@ -240,7 +242,7 @@ fn global_memory_in_place() {
         assert_clean(regions, in_place(address, &[], 0, writer));
         assert_clean(regions, in_place(address, &[writer], 1, writer));
     }
-    // The last block writes, after all have read.
+    // The last block writes after all blocks have read.
     for when in [1, 2] {
         for (late, found) in [
             (&[0][..], 0),
@@ -253,7 +255,7 @@ fn global_memory_in_place() {
             assert_race(regions, in_place(address, late, when, 3), [3, 7], &message);
         }
     }
-    // Threads whose loads are kept with the late one come to the cluster's barrier after it.
+    // The simulator keeps the loads of these threads together with the late one. They arrive at the cluster's barrier after it.
     let among_earlier = || {
         if thread_idx_x() >= 32 {
             arrive_at_barrier(1, 64);
@@ -299,7 +301,7 @@ fn blocks_of_two_clusters_are_not_ordered() {
     };
     let fault = run(&body);
     assert!(fault.message.ends_with("blocks are not ordered"), "{fault}");
-    // The second cluster orders its own loads, of which some are late.
+    // The second cluster orders its own loads, some of which are late.
     let fault = run(&|| {
         arrive();
         only(7, || load(o.address));
@@ -312,7 +314,8 @@ fn blocks_of_two_clusters_are_not_ordered() {
     assert!(fault.message.ends_with("blocks are not ordered"), "{fault}");
 }
 
-/// Thread 5 of block 0 stores to block 1 and comes relaxed; thread `releasing` comes after `hand_over`, and orders all.
+/// Thread 5 of block 0 stores to block 1 and arrives relaxed. Thread `releasing` arrives after `hand_over`, and its arrival
+/// releases all stores.
 fn release(hand_over: fn(), releasing: u32) -> impl Fn() {
     move || {
         start();
@@ -330,7 +333,7 @@ fn release(hand_over: fn(), releasing: u32) -> impl Fn() {
     }
 }
 
-/// The first warp hands over to the second.
+/// The first warp hands over to the second by a named barrier.
 fn named_barrier() {
     if thread_idx_x() < 32 {
         arrive_at_barrier(1, 64);
@@ -343,7 +346,7 @@ fn sync_full_warp() {
     sync_warp(FULL_MASK);
 }
 
-/// Orders nothing.
+/// A shuffle, which orders no accesses.
 fn shuffle() {
     warp_shuffle_xor(0.0, 1);
 }
@@ -364,8 +367,8 @@ fn an_arrival_hands_on_what_was_ordered_before_it() {
     }
 }
 
-/// All have come to the barrier; thread 5 of block 1 alone waits for it before `hand_over`, thread `reader` reads after
-/// it.
+/// All threads have arrived at the barrier. Thread 5 of block 1 alone waits for it, before `hand_over`. Thread `reader` reads
+/// afterwards.
 fn acquire(hand_over: fn(), reader: u32) -> impl Fn() {
     move || {
         start();
@@ -388,7 +391,7 @@ fn a_wait_hands_on_what_it_orders() {
     assert_clean(&[], acquire(|| (), 5));
     assert_clean(&[], acquire(sync_threads, 40));
     assert_clean(&[], acquire(named_barrier, 40));
-    // Lanes wait in sync_warp for the one that waits for the cluster.
+    // Lanes wait in `sync_warp` for the one that waits for the cluster.
     assert_clean(&[], acquire(sync_full_warp, 31));
     let half_of_a_warp = || {
         if lane_id() < 16 {
@@ -462,7 +465,7 @@ fn threads_that_have_exited_count_as_come() {
             sync_cluster();
         }
     });
-    // They order nothing.
+    // An exit orders nothing: the load races with the store of a sender that exits.
     let body = || {
         start();
         at(0, 5, || store_at(0, 1, 7));
@@ -512,7 +515,7 @@ fn divergence() {
     assert_synccheck(after, [1, 0], message);
 }
 
-/// Between arrival and wait, threads meet others that already wait.
+/// Between arrival and wait, threads reach a barrier of their block at which others already wait.
 #[test]
 fn threads_of_a_block_wait_for_the_cluster_in_different_places() {
     let meetings = [sync_threads as fn(), sync_full_warp, || sync_barrier(1, 64)];
@@ -561,7 +564,7 @@ fn a_store_to_a_block_that_might_have_ended() {
         }
     };
     assert_clean(&[], send(sync_cluster));
-    // The block is there as long as one of its threads.
+    // A block exists until its last thread exits.
     assert_clean(
         &[],
         send(|| {

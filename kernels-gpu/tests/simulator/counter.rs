@@ -1,4 +1,4 @@
-//! Counters of warps that come, and of copies.
+//! Counters of arriving warps and of copies.
 
 use gated_delta_kernels::device::shared::{
     arrive_at_counter, arrive_at_counter_behind_copies, copy_bulk, copy_bulk_commit,
@@ -9,7 +9,7 @@ use gated_delta_kernels::device::thread::{sync_threads, thread_idx_x};
 
 use super::{assert_clean, assert_fault, copy_async, load_shared, only, run, store_shared, tensor};
 
-/// Where the counter of most tests is.
+/// Offset of the counter of most tests in shared memory, in bytes.
 const COUNTER: u32 = 256;
 
 fn open(counter: u32, threads: u32) {
@@ -38,13 +38,13 @@ fn bulk(offset: u32, address: u64, counter: u32) {
     unsafe { copy_bulk(base + offset, address, 16, base + counter) }
 }
 
-/// Thread 0 opens it for the threads of a warp, and all are behind that.
+/// Thread 0 opens the counter for the threads of a warp, and all threads wait for that.
 fn opened() {
     only(0, || open(COUNTER, 32));
     sync_threads();
 }
 
-/// The first warp of 64 threads runs `first`, the other one `second`, behind the opening.
+/// After the counter was opened, the first warp of 64 threads runs `first`, the second one `second`.
 fn with_counter(first: impl Fn() + Sync, second: impl Fn() + Sync) -> impl Fn() + Sync {
     move || {
         opened();
@@ -104,7 +104,7 @@ fn who_does_not_wait_is_not_behind() {
     assert_race(&[], body, 32, UNORDERED);
 }
 
-/// Two warps hand a word back and forth, through stages of a counter each way.
+/// Two warps hand a word back and forth, with a counter for each direction.
 #[test]
 fn phases_follow_each_other() {
     let rounds = 0..5;
@@ -139,7 +139,7 @@ fn with_counters(first: impl Fn() + Sync, second: impl Fn() + Sync) -> impl Fn()
     }
 }
 
-/// Whoever reads a stage once more without waiting for it to be filled again.
+/// A phase of a counter does not order a second read of a stage with the store that fills it again.
 #[test]
 fn a_phase_orders_nothing_of_the_next() {
     let body = with_counters(
@@ -192,7 +192,7 @@ fn copies_are_there_for_those_that_wait() {
     }
 }
 
-/// A plain arrival brings bulk copies that the counter counts, and no others.
+/// A plain arrival orders bulk copies that the counter counts, and no other copies.
 #[test]
 fn an_arrival_is_not_behind_asynchronous_copies() {
     let mut data = [7u32; 4];
@@ -226,7 +226,7 @@ fn a_phase_that_never_completes() {
     assert_sync(body, 32, message);
 }
 
-/// Parities would take one phase for another.
+/// A wait for a phase that is neither in progress nor the last one is an error, since its parity would stand for another phase.
 #[test]
 fn a_phase_that_is_neither_under_way_nor_the_last() {
     let problem = |phase: u32, completed: u32| {
@@ -250,7 +250,7 @@ fn whole_warps_come_and_no_more_than_are_counted() {
         arrive(COUNTER);
         arrive(COUNTER);
     };
-    // The first phase is complete with the third of them; the fourth begins the next.
+    // The third arrival completes the first phase, and the fourth begins the next.
     assert_clean(&[], body);
     let body = || {
         opened();
@@ -294,7 +294,7 @@ fn a_counter_is_open_once_and_for_those_behind_it() {
     assert_fault(&[], touched, FaultKind::Memcheck, 0, message);
 }
 
-/// Groups of bulk copies of a thread's own counter.
+/// Groups of bulk copies complete on a counter that belongs to one thread.
 #[test]
 fn a_thread_has_a_counter_of_its_own() {
     let mut data: Vec<u32> = (0..8).collect();

@@ -1,4 +1,4 @@
-//! A GPU that is played lacks what the real one lacks.
+//! A simulated GPU lacks the features that the real one lacks.
 
 use gated_delta_kernels::device::shared::{
     COUNTER_BYTES, copy_bulk, dynamic_shared_mem, open_counter, store_matrices_transposed,
@@ -10,7 +10,7 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use super::tensor;
 
-/// An image of 64 tokens and as many queries, with K = 64.
+/// Bytes of an image of 64 tokens and as many queries, with K = 64.
 const IMAGE: u32 = 8 * 2048;
 
 /// Launches a warpgroup on a GPU of this compute capability.
@@ -46,7 +46,7 @@ fn instructions_that_a_gpu_lacks_are_found() {
     let copies = || {
         if thread::thread_idx_x() == 0 {
             let counter = dynamic_shared_mem();
-            // SAFETY: the simulator checks what they touch.
+            // SAFETY: the simulator checks the addresses.
             unsafe {
                 open_counter(counter, 128);
                 copy_bulk(counter + 16, source, 16, counter);

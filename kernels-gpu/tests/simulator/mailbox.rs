@@ -1,4 +1,4 @@
-//! Mailboxes: what is sent is there for those that have waited, and for nobody else.
+//! Mailboxes: sent words are visible to the threads that waited, and to no others.
 
 use std::slice;
 
@@ -18,7 +18,7 @@ use super::cluster::{
 };
 use super::{copy_async, load, load_shared, only, run, run_clusters, store, store_shared, tensor};
 
-/// Where the mailbox of most tests is.
+/// Offset of the mailbox of most tests in shared memory, in bytes.
 const BOX: u32 = 256;
 
 fn open(mailbox: u32, bytes: u32) {
@@ -37,13 +37,13 @@ fn wait_for(mailbox: u32) {
     unsafe { wait_mailbox(dynamic_shared_mem() + mailbox) }
 }
 
-/// Every block opens [`BOX`] for so many bytes, and the cluster meets.
+/// Every block opens [`BOX`] for `bytes` bytes, and waits for the cluster.
 fn open_all(bytes: u32) {
     only(0, || open(BOX, bytes));
     start();
 }
 
-/// Each thread sends a word to the block that is one further, and one to its own, in rounds with a mailbox each.
+/// In each round with a mailbox of its own, each thread sends a word to the next block and one to its own block.
 #[test]
 fn exchange() {
     const ROUNDS: u32 = 8;
@@ -59,7 +59,7 @@ fn exchange() {
         });
         start();
         for round in 0..ROUNDS {
-            // What was read is written again only when all have read it.
+            // The words are overwritten only after all threads have read them.
             if round > 0 {
                 sync_cluster();
             }
@@ -84,7 +84,7 @@ fn exchange() {
     }
 }
 
-/// Thread 5 of block 0 sends a word to block 1, of which thread 40 waits; all of block 1 do `then`.
+/// Thread 5 of block 0 sends a word to block 1, where thread 40 waits for it. Then all threads of block 1 run `then`.
 fn sent(then: impl Fn()) -> impl Fn() {
     move || {
         open_all(4);
@@ -115,7 +115,7 @@ fn what_is_sent_is_there_after_the_wait() {
         at(1, 40, || wait_for(BOX));
     };
     assert_race(&[], early, [1, 40], UNORDERED);
-    // Before it is sent there is nothing, or what was there.
+    // Before the word is sent, memory has nothing or the old value.
     let too_early = || {
         at(3, 40, || store_shared(0, 1));
         open_all(4);
@@ -173,7 +173,7 @@ fn barriers_hand_the_wait_on() {
             read(3);
         }),
     );
-    // Not a shuffle, not another warp's barrier, not the arrival of those that read.
+    // None of these orders another thread's read: a shuffle, a barrier of another warp, an arrival of the readers.
     let shuffle = sent(|| {
         warp_shuffle_xor(0.0, 1);
         read(41);
@@ -200,7 +200,7 @@ fn barriers_hand_the_wait_on() {
         read(3);
     });
     assert_race(&[], reading, [1, 3], UNORDERED);
-    // Nor the same barrier, used again.
+    // A second use of the same barrier by another warp does not order the read either.
     let again = || {
         let of_warp = |warp: u32| {
             if thread_idx_x() / 32 == warp {
@@ -215,7 +215,7 @@ fn barriers_hand_the_wait_on() {
     assert_race(&[], again, [1, 3], UNORDERED);
 }
 
-/// What thread 40 of block 1 has waited for is overwritten by block 3 after the cluster has met.
+/// A word that thread 40 of block 1 has waited for may be overwritten by block 3 after a cluster barrier.
 #[test]
 fn the_cluster_hands_the_wait_on() {
     let overwritten = |come: fn()| {
@@ -234,7 +234,8 @@ fn the_cluster_hands_the_wait_on() {
     let message = UNORDERED.replace("load", "store");
     let message = format!("in the shared memory of block (1, 0, 0): {message}");
     assert_race(&[], overwritten(arrive_relaxed), [3, 6], &message);
-    // A wait between arrival and phase is not before the phase.
+    // A thread that waits for the mailbox between its arrival at the cluster's barrier and its wait there hands nothing on by this
+    // phase.
     let late = || {
         open_all(4);
         at(0, 5, || send(0, 1, 7, BOX));
@@ -275,7 +276,7 @@ fn nothing_else_of_the_sender_is_ordered() {
     let body = with(|_| store_at(4, 1, 1), |_| _ = load_shared(4));
     let message = race("4-byte shared load at byte 4");
     assert_race(regions, body, [1, 40], &message);
-    // In place of what should have been sent.
+    // A plain store, in place of a send, is not ordered by the mailbox.
     let mutant = || {
         open_all(4);
         at(0, 5, || {
@@ -291,7 +292,7 @@ fn nothing_else_of_the_sender_is_ordered() {
     let body = with(|o| store(o, 1), |o| _ = load(o));
     let message = race("4-byte load of `o` [1] at element [0]");
     assert_race(regions, body, [1, 40], &message);
-    // Nor is what was sent with another mailbox.
+    // A word that was sent with another mailbox is not ordered either.
     let two = || {
         only(0, || {
             open(BOX, 4);
@@ -308,7 +309,7 @@ fn nothing_else_of_the_sender_is_ordered() {
         });
     };
     assert_race(&[], two, [1, 40], UNORDERED);
-    // The sender is not after it either.
+    // The sender itself is not ordered after its send either.
     let own = || {
         open_all(4);
         at(0, 5, || {
@@ -356,7 +357,7 @@ fn a_mailbox_must_be_open() {
         start();
     };
     assert_synccheck(alone, [3, 5], &message("sends to", 1));
-    // Of its own block as well; and the opener itself.
+    // The same holds for sends to the own block, and for the thread that opened the mailbox.
     let own = || {
         only(0, || open(BOX, 4));
         sync_threads();
@@ -371,7 +372,7 @@ fn a_mailbox_must_be_open() {
         });
     };
     assert_synccheck(unmet, [0, 0], &message("waits for", 0));
-    // A phase to which the opener came before.
+    // The opener arrived at the phase before it opened the mailbox.
     let late = |again: bool| {
         move || {
             arrive_relaxed();
@@ -386,7 +387,7 @@ fn a_mailbox_must_be_open() {
     };
     assert_synccheck(late(false), [1, 5], &message("waits for", 1));
     assert_clean(&[], late(true));
-    // It has to wait for that phase itself.
+    // The sender has to wait for the phase itself.
     let unawaited = || {
         start();
         only(0, || open(BOX, 4));
@@ -396,7 +397,7 @@ fn a_mailbox_must_be_open() {
         at(1, 5, || wait_for(BOX));
     };
     assert_synccheck(unawaited, [3, 5], &message("sends to", 1));
-    // An opener that exits has come to no phase.
+    // An opener that exits arrives at no phase.
     let exited = || {
         if rank() == 1 && thread_idx_x() == 0 {
             return open(BOX, 4);
@@ -405,7 +406,7 @@ fn a_mailbox_must_be_open() {
         at(3, 5, || send(0, 1, 7, BOX));
     };
     assert_synccheck(exited, [3, 5], &message("sends to", 1));
-    // Another thread's phase counts for those that meet it in their block.
+    // A thread's wait for a phase also counts for the threads that it meets at a barrier of its block.
     assert_clean(&[], || {
         open_all(4);
         sync_threads();
@@ -474,7 +475,7 @@ fn a_mailbox_is_opened_once_and_left_alone() {
     };
     let message = touched("16-byte shared asynchronous copy at byte 256");
     assert_fault(&[source], copied, FaultKind::Memcheck, [2, 0], &message);
-    // What was there before is ordered as before any store.
+    // The opening races with an earlier store like any other store.
     let unordered = || {
         at(2, 7, || store_shared(BOX, 1));
         at(2, 40, || open(BOX, 4));
@@ -510,7 +511,7 @@ fn as_many_bytes_come_as_are_waited_for() {
     assert_clean(&[], starved(16, sync_cluster));
     let message = message.replace("4 of 20", "2 of 18");
     assert_synccheck(starved(18, || ()), [1, 40], &message);
-    // Threads of the block that waits send, before and after they meet others.
+    // Threads of the waiting block send, before and after barriers with others.
     assert_clean(&[], || {
         open_all(4 * 64);
         if thread_idx_x() < 32 {
@@ -526,7 +527,7 @@ fn as_many_bytes_come_as_are_waited_for() {
         wait_for(BOX);
         assert_eq!(load_shared(4 * (thread_idx_x() % 32)), 7);
     });
-    // Those that wait have come to the phase behind which others send.
+    // The waiting threads have arrived at the phase that the senders wait for.
     assert_clean(&[], || {
         open_all(4);
         arrive_relaxed();
@@ -554,18 +555,18 @@ fn a_block_is_there_for_what_is_sent_to_it() {
     };
     assert_synccheck(ended(4), [1, 0], &message(4));
     assert_synccheck(ended(8), [1, 0], &message(8));
-    // A meeting does not help: it does not wait for what is sent.
+    // A barrier does not help, since it does not wait for the sent words.
     let met = || {
         ended(4)();
         sync_cluster();
     };
     assert_synccheck(met, [1, 0], &message(4));
-    // One of its threads is enough.
+    // The wait of one thread of the block is enough.
     assert_clean(&[], || {
         ended(4)();
         at(1, 60, || wait_for(BOX));
     });
-    // Where nothing is sent a mailbox is not waited for.
+    // If nothing is sent, no thread has to wait for the mailbox.
     assert_clean(&[], || open_all(4));
 }
 

@@ -1,4 +1,4 @@
-//! The simulator finds each crime that a small body commits, and nothing where there is none.
+//! The simulator finds each error that a small kernel makes, and none in a correct one.
 
 mod cluster;
 mod counter;
@@ -40,7 +40,7 @@ fn run<R>(
     run_clusters(1, grid, block, regions, body)
 }
 
-/// The same, in clusters of so many blocks.
+/// Launches `body` in clusters, with 512 bytes of shared memory for each block.
 fn run_clusters<R>(
     cluster: u32,
     grid: [u32; 3],
@@ -66,7 +66,7 @@ fn run_clusters<R>(
     unsafe { sim::launch(&launch, &|| _ = body()) }
 }
 
-/// Launches one block of 64 threads, which must end in a fault of `kind` in `thread`.
+/// Launches one block of 64 threads. Panics unless it ends in a fault of `kind` in `thread`.
 #[track_caller]
 fn assert_fault<R>(
     regions: &[Region],
@@ -80,7 +80,7 @@ fn assert_fault<R>(
     assert_eq!((fault.kind, fault.thread), (kind, thread));
 }
 
-/// Launches one block of 64 threads, in which there is no fault.
+/// Launches one block of 64 threads. Panics if there is a fault.
 #[track_caller]
 fn assert_clean<R>(regions: &[Region], body: impl Fn() -> R + Sync) {
     run([1; 3], 64, regions, body).expect("there is no fault");

@@ -1,4 +1,4 @@
-//! Accesses that are not where they should be.
+//! Accesses outside of tensors, or against their permissions.
 
 use std::slice;
 
@@ -129,7 +129,7 @@ fn broadcast_overlapping_transposed_and_empty_views() {
                    the address is a multiple of 2, not of 4";
     assert_memcheck(&[transposed], || load(all.address + 18), 0, message);
 
-    // Elements 0, 2, 4 and 3, 5, 7.
+    // Elements 0, 2, 4 and 3, 5, 7 of one buffer.
     let interleaved = [view(&[2, 3], &[3, 2])];
     let load_all = || [0, 2, 4, 3, 5, 7].map(|at| load(all.address + 4 * at));
     assert_clean(&interleaved, load_all);
@@ -141,7 +141,7 @@ fn broadcast_overlapping_transposed_and_empty_views() {
     assert!(run([1; 3], 32, &interleaved, || load(all.address + 24)).is_err());
 }
 
-/// An access that is allowed says nothing of the next one there.
+/// An allowed access does not make the next access of the same place allowed.
 #[test]
 fn accesses_after_one_that_is_allowed() {
     let mut data = [0_u128; 2];

@@ -1,4 +1,4 @@
-//! What a launch computes, and how long it takes.
+//! Results and times of correct launches.
 
 use std::slice;
 use std::time::{Duration, Instant};
@@ -30,12 +30,12 @@ fn a_butterfly_of_shuffles() {
     assert_eq!(data[32..], [496.0 + 37.0; 32]);
 }
 
-/// A value that no other lane has, with bits that additions round away.
+/// A value that differs by lane and `i`, with bits that additions round away.
 fn value_of(lane: u32, i: usize) -> f32 {
     ((lane * 37 + 11 * i as u32) % 101) as f32 * 0.1 - 3.7
 }
 
-/// Up to sixteen values are added at once, more one shuffle after the other: to the same bits.
+/// Reductions of up to sixteen values at once, and of more values by successive shuffles, have the same bits.
 #[test]
 fn reductions_at_once_have_the_bits_of_shuffles() {
     for (low, high) in [(1, 32), (1, 4), (4, 32), (8, 16), (2, 2)] {
@@ -59,10 +59,10 @@ fn reductions_at_once_have_the_bits_of_shuffles() {
     }
 }
 
-/// The first places of each lane are its part of the sums, to the bits of a tree whose neighbours are added first.
+/// The first places of each lane have its part of the sums, with the bits of a tree that adds neighbours first.
 #[test]
 fn scattered_sums_are_where_they_belong() {
-    // Two values at a time are what its last step has left, of lanes `l % high / low`.
+    // The last step of the reduction leaves two values in the lanes `l % high / low`.
     let tree = |lane: u32, low: u32, high: u32, i: usize| {
         let mut sums: Vec<f32> = (0..32).map(|lane| value_of(lane, i)).collect();
         let mut lane_mask = low;
@@ -310,7 +310,7 @@ fn every_f16_is_an_f32() {
     }
 }
 
-/// One value head of a decode, K = V = 128 in bf16: 4 blocks of 8 groups of 16 lanes, 4 rows each.
+/// One value head of a decode with K = V = 128 in bf16: 4 blocks of 8 groups of 16 lanes, 4 rows each.
 #[test]
 fn time_of_one_head() {
     let mut state = vec![0_u128; 128 * 16];

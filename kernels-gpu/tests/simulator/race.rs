@@ -1,4 +1,4 @@
-//! Accesses that nothing orders.
+//! Races: accesses that no barrier orders.
 
 use std::slice;
 
@@ -22,12 +22,12 @@ fn assert_race<R>(regions: &[Region], body: impl Fn() -> R + Sync, thread: u32, 
     assert_fault(regions, body, FaultKind::Racecheck, thread, message);
 }
 
-/// The message of an access that no barrier orders with an earlier one.
+/// The message of a race with an earlier access.
 fn race(access: &str, earlier: &str) -> String {
     format!("race: {access}, and a {earlier} of block (0, 0, 0): no barrier between them")
 }
 
-/// Each thread stores a word of shared memory, and loads its neighbour's after `barrier`.
+/// Each thread stores a word to shared memory, and loads its neighbour's word after `barrier`.
 fn exchange(barrier: fn()) -> impl Fn() {
     move || {
         store_shared(4 * thread_idx_x(), 0);
@@ -80,7 +80,7 @@ fn sync_warp_orders_only_its_lanes() {
         }
     };
     assert_clean(&[], store_sync_load(0xffff, 15));
-    // By way of lane 4.
+    // Lane 4 is a link between the two lanes.
     assert_clean(&[], store_sync_load(0xffff, 20));
     let message = race("4-byte shared load at byte 0", "store by thread 3");
     assert_race(&[], store_sync_load(0xffff, 21), 21, &message);
@@ -193,7 +193,7 @@ fn neighbouring_two_byte_stores_do_not_race() {
     assert!(data.into_iter().eq(0..64));
 }
 
-/// Of what is accessed by 8 bytes each part remembers its own accesses, and the whole those of all its parts.
+/// In accesses of 8 bytes the simulator records each 4-byte part separately, and checks a whole access against both parts.
 #[test]
 fn parts_of_what_is_accessed_together_are_told_apart() {
     // SAFETY: the simulator checks the addresses.
@@ -258,7 +258,7 @@ fn read_only_load_of_what_the_launch_wrote() {
     assert_race(slice::from_ref(&o), body, 5, message);
 }
 
-/// Copies two generations into the same shared memory, and waits for the first.
+/// Copies two generations to the same shared memory, and waits for the first.
 fn copy_twice(from: u64) {
     let thread = thread_idx_x() % 32;
     for generation in 0..2 {
@@ -389,7 +389,7 @@ fn a_block_inherits_nothing_from_the_one_before() {
     }
 }
 
-/// Thread 0 stores, its warp comes to barrier 1 before or after it, and thread 32 loads behind the barrier.
+/// Thread 0 stores a word before or after its warp arrives at barrier 1. Thread 32 loads the word after the barrier.
 fn hand_over(before: bool) -> impl Fn() {
     move || {
         store_shared(4 * thread_idx_x(), 0);
@@ -457,7 +457,7 @@ fn barriers_hand_on_what_they_ordered() {
     run([1; 3], 96, &[], body).expect("ordered through the second warp");
 }
 
-/// Each group of two warps has its own answer at each turn, with the accesses before ordered; a yes is not kept for the next turn.
+/// Each group of two warps gets its own answer at each turn, with earlier accesses ordered. A yes does not last to the next turn.
 #[test]
 fn a_barrier_says_whether_one_thread_said_yes() {
     let body = || {

@@ -18,7 +18,7 @@ fn assert_synccheck(body: impl Fn() + Sync, thread: u32, message: &str) {
     assert_fault(&[], body, FaultKind::Synccheck, thread, message);
 }
 
-/// Thread 40 does `one`, all others do `others`.
+/// Thread 40 runs `one`, all others run `others`.
 fn diverge(one: fn(), others: fn()) -> impl Fn() {
     move || {
         if thread_idx_x() == 40 {
@@ -137,7 +137,7 @@ fn diverged_block_barrier() {
     assert_synccheck(diverge(|| (), sync_threads), 0, message);
 }
 
-/// The first warp does `first`, the second `second`.
+/// The first warp runs `first`, the second `second`.
 fn roles(first: fn(), second: fn()) -> impl Fn() {
     move || {
         if thread_idx_x() < 32 {

@@ -1,4 +1,4 @@
-//! Products of a warpgroup, whose right factor all its lanes read.
+//! Products of a warpgroup: all lanes read the right factor.
 
 use gated_delta_kernels::device::shared::{dynamic_shared_mem, store_shared_b32};
 use gated_delta_kernels::device::sim::{self, Fault, FaultKind, Launch};
@@ -9,12 +9,12 @@ use gated_delta_kernels::launch::LaunchShape;
 /// Bytes of an image of 64 channels.
 const IMAGE: u32 = 16384;
 
-/// A product by an image of which each thread stores words, in turn, before a barrier, and `writer` the word `word` behind it; or
-/// else nobody stores that.
+/// A product by an image. Each thread stores its words before a barrier. Thread `writer` stores the word `word` again after the
+/// barrier. Without a `writer`, no thread stores that word.
 fn product(word: u32, writer: Option<u32>) -> Result<(), Fault> {
     let body = || {
         let (base, thread) = (dynamic_shared_mem(), thread_idx_x());
-        // SAFETY: the simulator checks the addresses; sums are not looked at.
+        // SAFETY: the simulator checks the addresses, and the test does not read the sums.
         unsafe {
             for at in (thread..IMAGE / 4).step_by(128) {
                 if at != word || writer.is_some() {
@@ -46,7 +46,7 @@ fn product(word: u32, writer: Option<u32>) -> Result<(), Fault> {
     unsafe { sim::launch(&launch, &body) }
 }
 
-/// A word in each of some cores.
+/// A word in each of some cores of the image.
 fn words() -> impl Iterator<Item = u32> {
     (0..IMAGE / 4).step_by(101)
 }

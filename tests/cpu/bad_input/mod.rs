@@ -1,4 +1,4 @@
-//! Arguments that break a rule: an error that names what was wrong, wanted and given, and nothing is launched.
+//! Arguments that break a rule. The error names the tensor, the rule and the given value, and nothing is launched.
 
 mod rules;
 mod views;
@@ -19,14 +19,14 @@ use gated_delta_test_support::variants;
 
 use rules::{Rule, decode, kda, tensor_of, verify};
 
-/// Good arguments, the rules that they keep, and the names of what they write.
+/// Valid arguments, the rules that they keep, and the names of the tensors that they write.
 struct Good {
     case: Case,
     rules: Vec<Rule>,
     writes: &'static [&'static str],
 }
 
-/// B = 2, H = 2, HV = 4, K = V = 64, P = 5, of a family.
+/// Arguments of a family with B = 2, H = 2, HV = 4, K = V = 64, P = 5.
 fn good(
     family: Family,
     change: impl Fn(&mut Spec),
@@ -47,7 +47,7 @@ fn good(
     }
 }
 
-/// Every operator, with every optional tensor in one of them.
+/// Valid arguments of every operator. Each optional tensor is in at least one of them.
 fn goods() -> Vec<Good> {
     let (in_f32, in_bf16) = (
         Family::new(Operator::Gdn, StateLayout::KLast, DType::F32, 64),
@@ -116,7 +116,7 @@ fn goods() -> Vec<Good> {
     ]
 }
 
-/// Has `args` launched; the error.
+/// Launches `args` and returns the error.
 fn refused(
     backend: &Backend,
     case: &Case,
@@ -127,7 +127,7 @@ fn refused(
         .with(case, |library, stream, args| {
             let mut args = *args;
             change(&mut args);
-            // SAFETY: the arguments are refused, or their buffers alive until `with` has waited.
+            // SAFETY: the arguments are refused, or their buffers are alive until `with` has waited.
             unsafe { launch(library, stream, &args, variant) }
         })
         .unwrap();
@@ -144,7 +144,7 @@ fn the_good_arguments_are_good() {
     }
 }
 
-/// Each rule, and that the message names the tensor, what was wanted and what came.
+/// The error of each broken rule names the tensor, the rule and the given value.
 #[test]
 fn broken_rules_are_refused_by_name() {
     for Good { case, rules, .. } in goods() {
@@ -160,7 +160,7 @@ fn broken_rules_are_refused_by_name() {
     }
 }
 
-/// The other operations that take arguments refuse the same ones.
+/// Other functions that take arguments refuse the same arguments as a launch.
 #[test]
 fn nothing_takes_what_a_launch_refuses() {
     for Good { case, rules, .. } in goods() {

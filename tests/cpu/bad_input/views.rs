@@ -13,7 +13,7 @@ use gated_delta_test_support::strategy::any_specs;
 use proptest::prelude::{Just, Strategy, prop_oneof};
 use proptest::sample::select;
 
-/// A change to one tensor of a case.
+/// A change of one tensor of a case.
 #[derive(Clone, Debug)]
 struct Change {
     tensor: usize,
@@ -27,7 +27,7 @@ enum What {
     Stride(usize),
     Offset(usize),
     DropDim,
-    /// Where it may be left out.
+    /// Removes an optional tensor.
     Drop,
 }
 
@@ -92,7 +92,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     proptest::collection::vec(change, 1..=3)
 }
 
-/// Whether no live row touches a slot or a token that another one writes, as the caller has to see to.
+/// Whether the case keeps the caller's contract: no active row touches a slot or a token that another row writes.
 fn is_lawful(case: &Case) -> bool {
     let in_place = case.write_pool.is_none();
     let rows = case.rows();
@@ -116,8 +116,8 @@ fn is_lawful(case: &Case) -> bool {
         && written.all(|(i, live)| live.writes().all(|slot| !read_by_another(i, slot)))
 }
 
-/// Whatever dims, strides and offsets tensors have: an error and no launch, or the right result, with no access
-/// outside of them. Never a panic.
+/// Arbitrary dims, strides and offsets give an error without a launch, or the right result without an access outside of the
+/// tensors. They never panic.
 #[test]
 fn arbitrary_views_are_refused_or_computed() {
     let (accepted, refused) = (Cell::new(0), Cell::new(0));
@@ -134,7 +134,7 @@ fn arbitrary_views_are_refused_or_computed() {
         &(any_specs(families.to_vec(), 4), changes()),
         |(mut spec, changes)| {
             if matches!(spec.magnitude, Magnitude::Extreme) {
-                // A view may make v of what was drawn for k: then f32 does not hold their products.
+                // A view may show data of k as v, whose products would overflow f32 with other magnitudes.
                 spec.magnitude = Magnitude::Usual;
             }
             spec.spread = false;
@@ -146,8 +146,8 @@ fn arbitrary_views_are_refused_or_computed() {
                     if work.selected().is_ok() && !is_lawful(&case) {
                         return Ok(false);
                     }
-                    // SAFETY: every view is checked to lie in its buffer, which lives until `with` has waited, and no
-                    // two live rows write one slot.
+                    // SAFETY: every view lies in its buffer, as was checked. The buffer lives until `with` has waited. No two
+                    // active rows write one slot.
                     unsafe { library.launch(stream, &*work) }.map(|()| true)
                 });
                 match launched {

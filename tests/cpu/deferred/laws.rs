@@ -1,4 +1,4 @@
-//! What holds of states that wait, bit for bit, whatever the reference says.
+//! Laws of deferred write-back that hold bit for bit, whatever the results of the reference.
 
 use gated_delta::DType;
 use gated_delta_harness::arguments::Operator;
@@ -6,8 +6,9 @@ use gated_delta_reference::compare::norm;
 use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::deferred::{Problem, Spec};
 
-/// Runs `law` on every backend, for either operator, either state and either dim, alone, with drafts, in a layer, and with drafts
-/// in a layer of GDN of the smaller dim; of which gates that are given, not raw, have one without any of these.
+/// Checks `law` on every backend, for both operators, both dtypes of states and both dims: the recurrence alone, with drafts, in a
+/// layer, and with drafts in a layer (GDN with the smaller dim only). Precomputed gates run with the smaller dim and the recurrence
+/// alone.
 fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
     for backend in backends() {
         for operator in [Operator::Gdn, Operator::Kda] {
@@ -40,13 +41,13 @@ fn law(len: &[i64], law: impl Fn(&Backend, &Spec)) {
     }
 }
 
-/// The same rows with drafts, twice as many tokens pending of each, so that as many of them fold.
+/// The same rows with drafts. Each row has twice as many pending tokens, so that equally many rows flush.
 fn with_drafts(spec: Spec, tokens: usize) -> Spec {
     let len = spec.len.iter().map(|len| 2 * len).collect();
     Spec { len, ..spec }.drafts(tokens)
 }
 
-/// What row b is given and leaves, wherever its slot and its ring begin.
+/// Bits of the results of row `b`: o, its state, its new ring entries and its window, relative to its slot and base.
 fn row(before: &Problem, after: &Problem, b: usize) -> [Vec<u64>; 4] {
     let spec = &before.spec;
     let [slot, len, base] = spec.live(b).unwrap();
@@ -98,8 +99,8 @@ fn every_variant_has_the_same_bits() {
     });
 }
 
-/// What is normalised knows no power of two, whether f32 holds the squares or not: neither in the step nor in the next one, for
-/// which its tokens are pending.
+/// Scaling by a power of two changes no bit of normalised q and k, even if f32 does not hold their squares. This holds for the
+/// step, and for the next one, in which its tokens are pending.
 #[test]
 fn a_step_normalises_what_is_beyond_the_squares_of_f32() {
     law(&[0, 3, 8], |backend, spec| {
@@ -125,13 +126,13 @@ fn a_step_normalises_what_is_beyond_the_squares_of_f32() {
     });
 }
 
-/// Entries of a ring moved on by `by`, with the base.
+/// Results do not depend on the base: all ring entries and the base may move by `by` entries.
 #[test]
 fn a_step_does_not_depend_on_the_base() {
     law(&[0, 3, 8, 1, 7], |backend, spec| {
         let one = spec.problem();
         let left = one.run(backend, None);
-        // By some of all numbers of places, more of them where states are small.
+        // The small states try every second distance, the large ones every fourth.
         let apart = if spec.dim == 64 { 2 } else { 4 };
         for by in (1..spec.ring[1]).step_by(apart) {
             let other = one.turned(by);
@@ -173,7 +174,7 @@ fn a_step_that_folds_is_a_flush_and_a_step() {
     });
 }
 
-/// A token that is not counted has not been.
+/// A pending token that `len` does not count has the same effect as a token that never was.
 #[test]
 fn a_rejected_token_leaves_no_trace() {
     law(&[0, 3, 6, 1, 8], |backend, spec| {
@@ -181,7 +182,7 @@ fn a_rejected_token_leaves_no_trace() {
         let rejected = problem.run(backend, None);
         let kept = spec.tokens / 2;
         let after_it = problem.next(&rejected, kept, 99);
-        // The same tokens where the first was never seen: of a row that folds, from the folded state.
+        // The same problem without the rejected tokens in its ring. A row that flushed has its flushed state.
         let mut never = after_it.clone();
         never.forget_unpending();
         let [one, other] = [after_it, never].map(|problem| problem.run(backend, None));
@@ -205,7 +206,7 @@ fn a_flush_of_nothing_does_nothing() {
     });
 }
 
-/// The first tokens of a step do not know of those behind them.
+/// A token's results do not depend on later tokens of the step.
 #[test]
 fn a_draft_changes_nothing_before_it() {
     law(&[0, 3, 6, 1, 8], |backend, spec| {
@@ -225,7 +226,8 @@ fn a_draft_changes_nothing_before_it() {
     });
 }
 
-/// Twenty decodes on states that wait are twenty decodes: outputs, and the states that a flush leaves; ten of larger states.
+/// Twenty steps with deferred write-back equal twenty decodes up to rounding: in the outputs, and in the states after a flush.
+/// Larger states take ten steps.
 #[test]
 fn waiting_changes_nothing_but_roundings() {
     law(&[0, 0], |backend, spec| {
@@ -238,7 +240,7 @@ fn waiting_changes_nothing_but_roundings() {
             let difference: Vec<f64> = one.iter().zip(other).map(|(x, y)| x - y).collect();
             norm(&difference) / norm(other)
         };
-        // Every step folds: the state is written with each token, as a decode writes it.
+        // The steps of `always` flush every time: they write the state with each token, as a decode does.
         let (states, outputs) = match spec.state {
             DType::F32 => (2e-6, 8e-3),
             _ => (1.2e-2, 2e-2),
@@ -268,11 +270,12 @@ fn waiting_changes_nothing_but_roundings() {
     });
 }
 
-/// Whatever is summed with a log decay of −∞, it is a decay of 0 and not NaN: e to −1000 is 0 too.
+/// A log decay of −∞ is a decay of 0 and never NaN, whatever is added to it. It has the same bits as a log decay of −1000, since
+/// exp(−1000) is 0 in f32.
 #[test]
 fn what_forgets_all_forgets_all() {
     law(&[0, 3, 8, 1, 7], |backend, spec| {
-        // Each is given its log decays, those with raw gates too: once.
+        // The log decays are precomputed in all problems here, so one kind of gates is enough.
         if !spec.raw_gates {
             return;
         }

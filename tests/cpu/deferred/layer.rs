@@ -1,4 +1,4 @@
-//! The layer step on states that wait: a convolution before the recurrence, a norm after it, or both.
+//! The layer step with deferred write-back: a convolution, a norm or both.
 
 use gated_delta::{Activation, DType};
 use gated_delta_harness::arguments::Operator;
@@ -9,7 +9,7 @@ use proptest::sample::select;
 
 use super::{differential, specs};
 
-/// One of both at least.
+/// A convolution, a norm or both.
 fn around() -> impl Strategy<Value = (Option<ConvSpec>, Option<NormSpec>)> {
     let dtypes = || select(vec![DType::Bf16, DType::F16, DType::F32]);
     let conv = (2usize..=4, any::<[bool; 3]>(), dtypes());
@@ -38,7 +38,7 @@ fn around() -> impl Strategy<Value = (Option<ConvSpec>, Option<NormSpec>)> {
     })
 }
 
-/// As of a recurrence, of one token or drafts, with more value heads of a query/key head too.
+/// Random layers like `of`, with one token or drafts, and with more value heads of a query/key head.
 fn layers(of: Spec) -> impl Strategy<Value = Spec> {
     let ratio = select(vec![1usize, 2, 3, 4]);
     let of = (specs(of), around(), ratio);
@@ -48,7 +48,7 @@ fn layers(of: Spec) -> impl Strategy<Value = Spec> {
         }
         spec.tokens = match (spec.parallel, conv) {
             (false, _) => 1,
-            // A flush without windows is that of what has no layer.
+            // A flush without windows is the same with and without a layer.
             (true, None) => spec.tokens.max(1),
             (true, Some(_)) => spec.tokens,
         };
@@ -66,7 +66,7 @@ fn every_entry_computes_what_the_reference_does() {
     assert_eq!(seen, 8);
 }
 
-/// A token that is not counted, and whose window is as it was before, has not been.
+/// A rejected token leaves no trace in a layer either, if its window is restored.
 #[test]
 fn a_rejected_token_is_taken_back_with_its_window() {
     for backend in backends() {

@@ -1,4 +1,4 @@
-//! States that wait for the tokens of a ring: every entry against the reference, and laws, on every backend.
+//! Deferred write-back: every entry against the reference, and laws, on every backend.
 
 mod laws;
 mod layer;
@@ -10,7 +10,7 @@ use gated_delta_test_support::for_all;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// As `of`, rows of up to three sequences, in any slots, some of them out of range.
+/// Random problems like `of`: rows of up to three sequences, in any slots, some of which are out of range.
 fn specs(of: Spec) -> impl Strategy<Value = Spec> {
     let (most_tokens, most_pending) = if of.parallel { (8, 16) } else { (1, 8) };
     let sizes = (1usize..=3, select(vec![[1, 1], [1, 2], [2, 2], [2, 1]]));
@@ -35,7 +35,7 @@ fn specs(of: Spec) -> impl Strategy<Value = Spec> {
                     proptest::collection::vec(0..=most as i64, rows),
                     proptest::collection::vec(0..entries as i64, rows),
                     proptest::collection::vec(any::<bool>(), rows),
-                    // Which of the rows has an index out of range, and which index.
+                    // Number of the row with an invalid index, and the kind of index.
                     (0..4 * rows, 0usize..=3),
                 );
                 let ring = ([most, entries], tokens);
@@ -82,7 +82,7 @@ fn specs(of: Spec) -> impl Strategy<Value = Spec> {
         )
 }
 
-/// Random problems of an entry, of what `specs` draws, on every backend.
+/// Checks an entry against the reference on every backend, for random problems of `specs`.
 fn differential<S: Strategy<Value = Spec>>(subject: &str, entry: Entry, specs: impl Fn(Spec) -> S) {
     for of in of_entry(entry, &[]) {
         let cases = match (of.parallel, of.dim) {

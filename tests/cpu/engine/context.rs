@@ -1,4 +1,4 @@
-//! An engine's own context.
+//! A context that the engine owns.
 
 use std::ptr;
 
@@ -12,7 +12,7 @@ use crate::engine::families;
 
 #[test]
 fn no_context_is_refused() {
-    // SAFETY: null is no context, and is not used as one.
+    // SAFETY: null is not a context, and the call must refuse it.
     let error = unsafe { Context::from_raw(ptr::null_mut()) }.unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -20,7 +20,7 @@ fn no_context_is_refused() {
     );
 }
 
-/// The primary context, as an engine hands it over: launches run in it, and it outlives what borrows it.
+/// Launches run in a context that the engine lends, and the context outlives its borrowers.
 #[test]
 fn a_borrowed_context_is_the_engines() {
     let Some(context) = gpu() else { return };

@@ -1,4 +1,4 @@
-//! The look at indices: what it says of a row is what the launch does with it.
+//! Validation of indices: its report about a row agrees with the launch.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ fn check_rows(backend: &Backend, case: &Case) {
     assert_eq!(inactive, wanted.map(|(b, _)| b).collect::<Vec<_>>());
 }
 
-/// Whether no row's bounds are out of range: some cases have such rows on purpose.
+/// Whether the bounds of all packed rows are in range. Some random cases have invalid ones.
 fn bounds_are_right(case: &Case) -> bool {
     let Some(packed) = &case.packed else {
         return true;
@@ -64,7 +64,7 @@ fn bounds_are_right(case: &Case) -> bool {
         && bounds.iter().all(|bound| (0..=total).contains(bound))
 }
 
-/// Two rows get one slot to write: an error that names both, on every backend.
+/// If two rows write to one slot, the error names both rows, on every backend.
 #[test]
 fn a_duplicate_is_found() {
     for family in families() {

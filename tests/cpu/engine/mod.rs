@@ -1,5 +1,5 @@
-//! What an engine calls besides the operators: recipes, the self-test, the look at indices, a context of its own; and
-//! that nothing that it may hand over makes them panic.
+//! The parts of the library that an engine calls besides the operators: recipes, the self-test, the validation of indices, its own
+//! context. None of them panics on any arguments.
 
 mod arbitrary;
 mod context;

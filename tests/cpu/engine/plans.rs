@@ -1,4 +1,4 @@
-//! Plans: launches with everything but addresses, B and P settled.
+//! Plans: launches in which all but addresses, B and P is fixed.
 
 use gated_delta::{Activation, DType, Error, Formulation, HeadMap, StateLayout, Work};
 use gated_delta_harness::arguments::{GateKind, Operator};
@@ -20,7 +20,7 @@ fn a_planned_launch_has_the_bits_of_a_launch() {
             let planned = backend.with(&case, |library, stream, args| {
                 let work = args.work()?;
                 let plan = library.plan(&*work)?;
-                // SAFETY: the buffers are alive until `with` has waited; the plan is of these arguments.
+                // SAFETY: the buffers are alive until `with` has waited, and the plan was made for these arguments.
                 unsafe { plan.launch(stream, &*work) }
             });
             let (launched, after) = planned.unwrap();
@@ -30,7 +30,7 @@ fn a_planned_launch_has_the_bits_of_a_launch() {
     });
 }
 
-/// A plan of one row, launched with three, and with none.
+/// A plan for one row launches three rows, and none.
 #[test]
 fn a_plan_is_for_any_number_of_rows() {
     for family in Family::of_each_kind() {
@@ -48,7 +48,7 @@ fn a_plan_is_for_any_number_of_rows() {
             let (plan, _) = planned.unwrap();
             for case in [&all, &none] {
                 let launched = backend.with(case, |_, stream, args| {
-                    // SAFETY: the buffers are alive until `with` has waited; the plan is of such arguments.
+                    // SAFETY: the buffers are alive until `with` has waited, and the plan takes any number of rows.
                     unsafe { plan.launch(stream, &*args.work()?) }
                 });
                 let (launched, after) = launched.unwrap();
@@ -59,7 +59,8 @@ fn a_plan_is_for_any_number_of_rows() {
     }
 }
 
-/// What the library has chosen is planned too: fewer tokens, of which a launch would be no prefill, are a prefill by its plan.
+/// A plan of a prefill that the library chose launches a prefill even for few tokens, which would otherwise have another
+/// formulation.
 #[test]
 fn a_prefills_plan_launches_prefills_of_any_length() {
     let mut families = Family::prefills();
@@ -72,7 +73,7 @@ fn a_prefills_plan_launches_prefills_of_any_length() {
             };
             let mut case = spec.case();
             case.args.options = case.options.formulation(formulation);
-            // Which a prefill has, and rows this short need not on Hopper.
+            // A prefill has a workspace. Rows this short need none on Hopper.
             case.args.workspace = None;
             case
         };
@@ -83,7 +84,7 @@ fn a_prefills_plan_launches_prefills_of_any_length() {
         });
         let (plan, _) = planned.unwrap();
         let launched = simulator().with(&short, |_, stream, args| {
-            // SAFETY: the buffers are alive until `with` has waited; the plan is of a prefill, whose T is free.
+            // SAFETY: the buffers are alive until `with` has waited, and the plan of a prefill takes any T.
             unsafe { plan.launch(stream, &*args.work()?) }
         });
         let (launched, after) = launched.unwrap();
@@ -93,7 +94,7 @@ fn a_prefills_plan_launches_prefills_of_any_length() {
     }
 }
 
-/// Nor, of a layer step, with another convolution, another norm, or fresh rows.
+/// A plan in the simulator refuses a layer step with another convolution, another norm, or fresh rows.
 #[test]
 fn the_simulator_refuses_what_is_not_planned_of_a_layer() {
     fn conv(spec: &mut Spec, change: fn(&mut ConvChoice)) {
@@ -121,7 +122,8 @@ fn the_simulator_refuses_what_is_not_planned_of_a_layer() {
     }
 }
 
-/// Where a launch is checked in full, so that an engine's tests find what its plans are not for.
+/// A plan in the simulator refuses launches that it was not made for. Its check is complete, so that an engine's tests find such
+/// launches.
 #[test]
 fn the_simulator_refuses_what_is_not_planned() {
     let changes: [fn(&mut Spec); 14] = [
@@ -148,7 +150,7 @@ fn the_simulator_refuses_what_is_not_planned() {
     }
 }
 
-/// The simulator's plan of a plain launch refuses each of these.
+/// Panics unless the plan of a plain launch in the simulator refuses each of the changed ones.
 fn refuses(family: Family, changes: &[fn(&mut Spec)]) {
     let backend = simulator();
     let planned = backend.with(&Spec::plain(family).case(), |library, _, args| {
@@ -160,7 +162,7 @@ fn refuses(family: Family, changes: &[fn(&mut Spec)]) {
         change(&mut spec);
         let case = spec.case();
         let launched = backend.with(&case, |_, stream, args| {
-            // SAFETY: the buffers are alive until `with` has waited; it is refused.
+            // SAFETY: the buffers are alive until `with` has waited, and the plan refuses the launch.
             unsafe { plan.launch(stream, &*args.work()?) }
         });
         let (launched, after) = launched.unwrap();

@@ -1,4 +1,4 @@
-//! Launches without the library's launcher.
+//! Launches from recipes, without the library's launcher.
 
 use std::ffi::{CString, c_void};
 use std::ptr;
@@ -18,7 +18,7 @@ use gated_delta_test_support::strategy::specs;
 
 use crate::engine::families;
 
-/// The arguments of a case at addresses where nothing is.
+/// Calls `body` with the arguments of a case at addresses without memory.
 fn nowhere<R>(case: &Case, body: impl FnOnce(&dyn Work) -> R) -> R {
     let base = |(i, dtype, len): (usize, DType, usize)| {
         // SAFETY: nothing is launched.
@@ -47,7 +47,7 @@ fn check_recipe(work: &dyn Work, batch: usize) {
     let (kernel, shape, parameter) = (recipe.kernel, recipe.shape, recipe.parameter());
     assert_eq!(kernel.entry(), work.selected().unwrap());
     assert_eq!(kernel.symbol(), kernel.entry().name());
-    // Of a layer, all; of the others, what is of a step.
+    // The parameter block of a layer is the whole struct, that of other entries its first part.
     let params = work.params();
     let params = bytemuck::bytes_of(&params);
     assert_eq!(parameter, &params[..kernel.entry().parameter_bytes()]);
@@ -70,7 +70,7 @@ fn check_recipe(work: &dyn Work, batch: usize) {
     }
 }
 
-/// Everything that is compiled in is part of the kernel, B and the addresses are not.
+/// A kernel is a cache key: it changes with everything that is compiled in, and not with B and addresses.
 #[test]
 fn a_kernel_is_the_key_of_what_is_compiled() {
     let family = Family::decode(StateLayout::KLast, DType::F32, 64);
@@ -121,11 +121,11 @@ fn every_entry_has_a_template() {
         assert!(text.contains(&format!(".entry {}(", entry.name())));
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let constants: Vec<&str> = words.filter(|word| word.starts_with("GD_")).collect();
-        // One makes up what it multiplies.
+        // This entry makes up its factors and has no constants.
         let none = entry == Entry::warpgroup_contract;
         assert_eq!(constants.is_empty(), none, "{}", entry.name());
         for constant in constants {
-            // Or a word of a machine.
+            // The other symbols are constants of the machine.
             let is_word = machine::word(constant, machine::HOPPER).is_some();
             assert!(
                 is_word || entry.symbols().contains(&constant),
@@ -170,7 +170,7 @@ fn a_layer_is_compiled_for_its_convolution_and_norm() {
     }
 }
 
-/// By recipe and by the library: the same bytes.
+/// A launch from a recipe leaves the same bytes as a launch by the library.
 #[test]
 fn a_launch_by_recipe_is_a_launch() {
     let Some(backend @ Backend::Cuda(..)) = cuda() else {
@@ -202,13 +202,13 @@ fn a_launch_by_recipe_is_a_launch() {
     }
 }
 
-/// Launches, and waits, so that the module may go.
+/// Launches a recipe and waits, so that the module can be unloaded.
 fn launch(context: &Context, function: RawFunction, stream: StreamRef<'_>, recipe: &Recipe) {
     let (driver, stream) = (context.driver(), stream.raw());
     let mut parameters = [recipe.parameter().as_ptr().cast_mut().cast::<c_void>()];
     let [x, y, z] = recipe.shape.grid;
     let _current = context.enter().unwrap();
-    // SAFETY: the recipe is of live tensors, which nobody else has; the context is current.
+    // SAFETY: the tensors of the recipe are alive, no other work uses them, and the context is current.
     unsafe {
         driver
             .launch_kernel(

@@ -1,4 +1,4 @@
-//! The kernels are right where they are to run.
+//! The self-test passes on every backend.
 
 use std::time::Instant;
 

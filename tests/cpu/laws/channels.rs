@@ -1,4 +1,4 @@
-//! The channels of K.
+//! Order of the key channels.
 
 use gated_delta_harness::arguments::Operator;
 use gated_delta_test_support::compare::assert_near;
@@ -7,7 +7,7 @@ use gated_delta_test_support::problem::{Array, Change, Problem};
 
 use crate::laws::{alone_recurrent, backwards, in_f32, law_of, run};
 
-/// The K channels of everything, in this order.
+/// The problem with the K channels of all tensors in this order.
 fn take_channels(problem: &Problem, order: &[usize]) -> Problem {
     let per_channel = problem.gates.operator() == Operator::Kda;
     problem.each(|name, array| match name {
@@ -23,7 +23,7 @@ fn of_channels(array: &Array, order: &[usize]) -> Array {
     array.take(array.dims.len() - 1, order)
 }
 
-/// Sums over K are added in another order, and nothing else is different.
+/// The order of key channels changes the order of sums over K, and so results differ by rounding only.
 #[test]
 fn the_order_of_channels_matters_to_rounding_alone() {
     law_of(alone_recurrent(), in_f32, |backend, spec| {

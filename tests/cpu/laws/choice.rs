@@ -1,4 +1,4 @@
-//! A launch that names no formulation is one that names what the library chooses.
+//! A launch without a named formulation equals the launch that names the formulation of the library's choice.
 
 use gated_delta::{Entry, Formulation};
 use gated_delta_test_support::backend::simulator;
@@ -17,14 +17,14 @@ fn families() -> Vec<Family> {
     families
 }
 
-/// The same launch, by this name.
+/// The same case with this formulation named.
 fn named(case: &Case, formulation: Formulation) -> Case {
     let mut case = case.clone();
     case.args.options = case.options.formulation(formulation);
     case
 }
 
-/// What the library chooses, and what it launches of which variants.
+/// The formulation that the library chooses, the variants of the launch, and the selected one.
 fn choice(case: &Case) -> (Formulation, Vec<Entry>, Entry) {
     let (found, _) = simulator()
         .with(case, |_, _, args| {
@@ -54,7 +54,7 @@ fn what_is_chosen_is_the_launch_by_name() {
     );
 }
 
-/// Random problems leave each of them to the library, and name each.
+/// Random problems cover each formulation both named and chosen by the library.
 #[test]
 fn random_problems_name_a_formulation_or_none() {
     let mut runner = TestRunner::deterministic();

@@ -1,4 +1,4 @@
-//! Gates and scales: what follows when one changes.
+//! Gates and scales: effects of their changes on results.
 
 use gated_delta::{BetaScale, DType, KdaBeta};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
@@ -23,7 +23,7 @@ fn given_gates_are_raw_gates_evaluated() {
         };
         (spec.extreme_gates, spec.parameters.of_h) = (false, false);
     };
-    // In f32, which the tensor cores do not take.
+    // The problems are in f32, which tensor cores do not take.
     law_of(alone_recurrent(), adjust, |backend, spec| {
         let raw = spec.problem();
         let given = Problem {
@@ -41,7 +41,7 @@ fn given_gates_are_raw_gates_evaluated() {
     });
 }
 
-/// Log decays and β in place of what they are computed from.
+/// Replaces raw gates by the log decays and β that are computed from them.
 fn evaluate(raw: &Problem, gate: &mut Array, beta: &mut Array) {
     let heads = raw.value_heads();
     let of_head = gate.values.len() / beta.values.len().max(1);
@@ -67,7 +67,7 @@ fn evaluate(raw: &Problem, gate: &mut Array, beta: &mut Array) {
     }
 }
 
-/// From a state of zeros, twice the beta is twice the state and twice o of the first token.
+/// From a zero state, a doubled β doubles the state and o of the first token.
 #[test]
 fn a_beta_scale_of_two_doubles_what_is_learnt() {
     let adjust = |spec: &mut Spec| {
@@ -117,14 +117,14 @@ fn assert_doubled(one: &[f64], two: &[f64]) {
     assert!(one.iter().zip(two).all(doubled), "not exactly doubled");
 }
 
-/// One decay for all channels of a head is GDN's decay.
+/// KDA with one decay for all channels of a head equals GDN.
 #[test]
 fn kda_of_equal_channels_is_gdn() {
     let adjust = |spec: &mut Spec| {
         in_f32(spec);
         spec.gates = GateKind::Given;
     };
-    // KDA has no kernels of K = 96.
+    // KDA has no kernels with K = 96.
     let gdn = |family: Family| {
         let is_gdn = family.operator == Operator::Gdn && family.dim != 96;
         is_gdn && family.is_recurrent() && !family.layer
@@ -145,7 +145,7 @@ fn kda_of_equal_channels_is_gdn() {
     });
 }
 
-/// The sigmoid and the softplus of ±1e4 are finite, and so is all that comes of them.
+/// Sigmoid and softplus of ±1e4 are finite, and so are all results.
 #[test]
 fn saturated_gates_give_finite_results() {
     let adjust = |spec: &mut Spec| {
@@ -182,7 +182,7 @@ fn saturated_gates_give_finite_results() {
     });
 }
 
-/// Decays down to nothing, of whole heads and of some channels: no NaN, and what comes after is right.
+/// Decays to nothing, of whole heads and of some channels, give no NaN and right later results.
 #[test]
 fn decays_to_nothing() {
     let adjust = |spec: &mut Spec| {
@@ -210,7 +210,7 @@ fn decays_to_nothing() {
     });
 }
 
-/// Gates that are computed, of f32.
+/// Raw f32 gates, which the kernel evaluates.
 fn raw_in_f32(spec: &mut Spec) {
     spec.form.gates = [DType::F32; 2];
     spec.extreme_gates = false;
@@ -222,7 +222,7 @@ fn raw_in_f32(spec: &mut Spec) {
     (spec.parameters.a_log, spec.parameters.dt_bias) = (true, true);
 }
 
-/// a + dt_bias beyond f32, and a factor of it that is none: finite, and the reference's.
+/// a + dt_bias beyond the range of f32 gives finite results near the reference, also if its factor exp(A_log) is 0.
 #[test]
 fn a_sum_of_gates_beyond_f32_is_no_nan() {
     law_of(Family::alone(), raw_in_f32, |backend, spec| {
@@ -239,7 +239,7 @@ fn a_sum_of_gates_beyond_f32_is_no_nan() {
     });
 }
 
-/// A NaN in A_log is seen, and does not pass for a decay to nothing.
+/// A NaN in A_log gives NaN in o. It is not taken for a decay to nothing.
 #[test]
 fn a_nan_in_a_log_is_a_nan_in_o() {
     let adjust = |spec: &mut Spec| {

@@ -1,4 +1,4 @@
-//! Layouts and heads.
+//! Layouts of states, and order of heads.
 
 use gated_delta::{HeadMap, StateLayout};
 use gated_delta_test_support::case::Case;

@@ -1,4 +1,4 @@
-//! Snapshots, token slots, commits and resumed launches keep the states that an update would.
+//! Snapshots, token slots, commits and resumes keep the same states as launches that update in place.
 
 use gated_delta::{DType, Formulation};
 use gated_delta_harness::arguments::{
@@ -98,7 +98,7 @@ fn token_slots_take_what_snapshots_take() {
     });
 }
 
-/// Rows of token slots as rows of their own: row b from the state and the window that it starts from, both in slot b.
+/// Rows with token slots as plain rows: row b has its start state and its window in slot b.
 fn plain(problem: &Problem) -> Problem {
     let rows = rows::of_problem(problem);
     let (channels, taps) = match conv(problem) {
@@ -138,7 +138,7 @@ fn plain(problem: &Problem) -> Problem {
     plain
 }
 
-/// Of any number of accepted tokens, what the next step starts from is what decodes of as many leave.
+/// For any number of accepted tokens, the next step starts from the window that as many decodes leave.
 #[test]
 fn token_slots_keep_the_windows_that_decodes_leave() {
     let adjust = |spec: &mut Spec| {
@@ -167,7 +167,7 @@ fn token_slots_keep_the_windows_that_decodes_leave() {
                         "the window of row {b} after token {t} differs"
                     );
                 }
-                // f32 states are not rounded between launches.
+                // States in f32 are not rounded between launches.
                 if spec.form.state == DType::F32 {
                     let o = |case: &Case, t| case.bits(&case.o().entry(&[b, t]));
                     assert!(o(&after, t) == o(&decoded, 0), "o of row {b}, token {t}");
@@ -190,7 +190,7 @@ fn token_slots_keep_the_windows_that_decodes_leave() {
     });
 }
 
-/// Previous tokens, from slots of their own; there may be new tokens or not.
+/// Previous tokens, whose states are in separate slots, with or without new tokens.
 fn with_previous(spec: &mut Spec) {
     spec.previous = spec.previous.or(Some(spec.tokens));
     spec.snapshots = None;
@@ -198,7 +198,7 @@ fn with_previous(spec: &mut Spec) {
     spec.slots.of_tokens = None;
 }
 
-/// The commit of the previous tokens of `problem`, but for rows that touch nothing.
+/// The commit of the previous tokens of `problem`, without the rows that touch nothing.
 fn commit(problem: &Problem) -> Problem {
     let given = problem.read_slots.as_ref().map(Array::integers);
     let slot = |(b, row): (usize, Row)| match (&given, row.tokens) {
@@ -207,7 +207,7 @@ fn commit(problem: &Problem) -> Problem {
         (Some(slots), Some(_)) => slots[b],
     };
     let rows = rows::of_problem(problem);
-    // A fresh row is active by the slot that it writes.
+    // A fresh row is active if the slot that it writes is valid.
     let mut fresh = problem.fresh.clone();
     for (b, _) in rows
         .iter()
@@ -232,7 +232,7 @@ fn commit(problem: &Problem) -> Problem {
     }
 }
 
-/// The convolution of new tokens, but for what is theirs.
+/// The convolution of new tokens as that of a commit, without the tensors of new tokens.
 fn of_commit(convolved: &Convolved<Array>) -> CommitConvolution<Array> {
     CommitConvolution {
         heads: convolved.heads,
@@ -305,7 +305,7 @@ fn a_commit_is_an_update_with_the_kept_tokens() {
     let adjust = |spec: &mut Spec| {
         with_previous(spec);
         (spec.tokens, spec.packed) = (0, false);
-        // A row without tokens touches nothing, one that keeps none writes its state unchanged, or, fresh, zeros.
+        // A row without tokens touches nothing. A commit row with `keep` = 0 copies its state, or writes zeros if it is fresh.
         (spec.slots.write, spec.slots.write_pool, spec.fresh) = (false, None, false);
         spec.conv.iter_mut().for_each(|conv| conv.apart = false);
     };
@@ -377,8 +377,8 @@ fn a_commit_is_an_update_with_the_kept_tokens() {
     });
 }
 
-/// −0, a denormal, an infinity and NaN too; but token by token a 16-bit NaN is another one when it has been f32, and an
-/// infinity of f16 the largest number.
+/// A commit of 0 tokens copies every bit, also of −0, denormals, infinities and NaN. Exception: token by token, a 16-bit NaN
+/// changes through f32, and an f16 infinity becomes the largest number.
 #[test]
 fn a_commit_of_no_tokens_keeps_every_bit() {
     let adjust = |spec: &mut Spec| {

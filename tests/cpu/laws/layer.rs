@@ -1,4 +1,4 @@
-//! The layer step: what a convolution, a norm and fresh rows change, and what they do not.
+//! The layer step: effects of a convolution, a norm and fresh rows.
 
 use gated_delta::{Activation, DType};
 use gated_delta_harness::arguments::{Convolved, New, Tokens, value_dim};
@@ -16,17 +16,17 @@ use gated_delta_test_support::variants;
 
 use crate::laws::{assert_same_bits, in_f32, law_of, run};
 
-/// Those with a convolution, a norm, or both.
+/// Families with a convolution, a norm, or both.
 fn layers() -> Vec<Family> {
     Family::which(|family| family.layer)
 }
 
-/// All rows are active, as far as they are there.
+/// Makes all rows active: no invalid indices and no null slot.
 fn live(spec: &mut Spec) {
     (spec.slots.inactive, spec.options.null_slot) = (false, None);
 }
 
-/// With a convolution, whatever was drawn.
+/// Adds a convolution if none was drawn.
 fn with_conv(spec: &mut Spec) {
     spec.conv.get_or_insert(ConvChoice {
         taps: 4,
@@ -37,7 +37,7 @@ fn with_conv(spec: &mut Spec) {
     });
 }
 
-/// Fresh rows of which none is: the bits of a launch without them, by the same kernels, which are no layer's.
+/// A launch whose fresh rows are all off has the bits of a launch without `fresh`, by the same kernels, which are not a layer's.
 #[test]
 fn what_is_off_changes_nothing() {
     let adjust = |spec: &mut Spec| spec.fresh = false;
@@ -59,7 +59,7 @@ fn what_is_off_changes_nothing() {
     });
 }
 
-/// A step of q, k and v that the reference convolved.
+/// The problem with q, k and v that the reference has convolved, without a convolution.
 fn convolved_before(problem: &Problem, case: &Case) -> Problem {
     let convolved = problem.convolved.as_ref().unwrap();
     let Convolved { x, weight, o, .. } = convolved;
@@ -122,7 +122,7 @@ fn a_convolution_and_a_recurrence_are_one_after_the_other() {
         (spec.tokens, spec.previous) = (spec.tokens.max(1), None);
         spec.slots.of_tokens = None;
     };
-    // States in f32 are near each other in each of their values.
+    // f32 states are near each other in every element.
     let recurrent = |family: Family| family.layer && family.is_recurrent();
     law_of(Family::which(recurrent), adjust, |backend, spec| {
         let problem = spec.problem();
@@ -133,7 +133,7 @@ fn a_convolution_and_a_recurrence_are_one_after_the_other() {
     });
 }
 
-/// The norm is of what the same launch without it leaves, before it is rounded; states and windows are those of it.
+/// The norm takes the unrounded output of the same launch without a norm. States and windows are those of that launch.
 #[test]
 fn a_norm_is_of_what_there_is_without_it() {
     let adjust = |spec: &mut Spec| {
@@ -176,8 +176,8 @@ fn a_norm_is_of_what_there_is_without_it() {
     });
 }
 
-/// Hundreds of tokens, each a launch in place by one of the variants in turn: windows bit for bit, o and f32 states as near
-/// the reference's, which goes its own way, as those of one launch. Some tokens begin anew.
+/// After hundreds of in-place launches of one token, with the variants in turn, windows are exact. o and f32 states are as near the
+/// reference's, which runs on its own states, as after one launch. Some tokens start a new sequence.
 #[test]
 fn a_long_sequence_of_layer_steps_stays_near_the_truth() {
     const STEPS: usize = 300;
@@ -266,7 +266,7 @@ fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
         let got = after.floats(&after.as_klast(&after.pool));
         let allowed = Tolerance::RECURRENT.state * norm(&states);
         assert_close("the state", &got, &states, DType::F32, allowed);
-        // q̂ has the norm of the scale.
+        // The normalised q has the norm of the scale.
         let off = allowed / (spec.dim as f64).sqrt();
         let allowed = of_norm(&gated, &plain, off).unwrap();
         assert_close("o", &after.floats(after.o()), &o, DType::F32, allowed);
@@ -274,14 +274,14 @@ fn long_sequence(backend: &Backend, spec: &Spec, steps: usize) {
     }
 }
 
-/// A fresh row is one whose slot holds zeros, whatever it holds, and wherever it is.
+/// A fresh row equals a row whose slot holds zeros, whatever is in its slot, and whichever slot it is.
 #[test]
 fn fresh_rows_start_from_zeros() {
     let adjust = |spec: &mut Spec| {
         live(spec);
         spec.fresh = false;
-        // Every row has slots of its own: one that is inactive with a dead slot to read would be active when it is fresh,
-        // and might write another's slot.
+        // Every row has its own slots. An inactive row with an invalid read slot would be active as a fresh row, and might write to
+        // another row's slot.
         spec.slots = match spec.slots.of_tokens {
             Some(accepted) => SlotChoice {
                 of_tokens: Some(accepted),
@@ -296,7 +296,7 @@ fn fresh_rows_start_from_zeros() {
     };
     law_of(Family::all(), adjust, |backend, spec| {
         let problem = spec.problem();
-        // In another pool, so that what is not read is known.
+        // The launch writes to another pool, so that the unread one is NaN.
         let apart = |array: &Array| Some(Array::unread(&array.dims));
         let with = |fresh: bool, value: f64, dead: bool| {
             let mut problem = problem.clone();
@@ -333,7 +333,7 @@ fn fresh_rows_start_from_zeros() {
     });
 }
 
-/// Without states written a fresh row is one of zeros too, and by a dead slot inactive.
+/// In a launch that writes no states a fresh row starts from zeros too, and is inactive if its slot is invalid.
 #[test]
 fn fresh_rows_of_a_launch_that_writes_nothing() {
     for family in Family::of_each_kind() {
@@ -372,7 +372,7 @@ fn fresh_rows_of_a_launch_that_writes_nothing() {
     }
 }
 
-/// NaN in x and z of one row is no other row's.
+/// NaN in x and z of one row changes no other row.
 #[test]
 fn a_nan_stays_in_its_row() {
     let adjust = |spec: &mut Spec| {

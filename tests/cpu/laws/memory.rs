@@ -1,4 +1,4 @@
-//! Memory: where states go, the types of indices, strides and alignment change nothing.
+//! Slots, dtypes of indices, strides and alignment change no result.
 
 use gated_delta::DType;
 use gated_delta_harness::arguments::New;
@@ -84,7 +84,7 @@ fn the_type_of_indices_does_not_matter() {
     });
 }
 
-/// Neither where tensors begin, nor what is between their rows: the narrow path is the wide one, bit for bit.
+/// Offsets of tensors and gaps between their rows change no bit: narrow and wide accesses give the same results.
 #[test]
 fn strides_and_alignment_do_not_matter() {
     law(
@@ -107,7 +107,7 @@ fn strides_and_alignment_do_not_matter() {
                 let form = Form { io, pools, ..dense };
                 assert_same_bits(&run(backend, &problem, &form), &expected);
             }
-            // Each tensor of states on its own, and one of the others.
+            // Gaps of each tensor of states alone, and of one of the other tensors.
             let other = TENSORS[3 + spec.seed as usize % (TENSORS.len() - 3)];
             for name in TENSORS[..3].iter().copied().chain([other]) {
                 let form = Form {

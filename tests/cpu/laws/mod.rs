@@ -1,5 +1,4 @@
-//! What holds between launches, whatever the right results are: the reference is asked for no result, only for how much
-//! rounding may change one.
+//! Laws between launches, which hold whatever the right results are. The reference only bounds the effect of rounding.
 
 mod channels;
 mod choice;
@@ -22,7 +21,7 @@ use gated_delta_test_support::problem::{Problem, window_snapshots};
 use gated_delta_test_support::spec::{Family, Spec};
 use gated_delta_test_support::strategy::any_specs;
 
-/// Checks a law on random problems of these families, made fit for it by `adjust`, on every backend in its turn.
+/// Checks a law on random problems of `families` that `adjust` has changed, on each backend whose turn it is.
 fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     let turns = Turns::new(0);
     for_all("laws", 9, &any_specs(families, 8), |mut spec| {
@@ -33,22 +32,22 @@ fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Bac
     });
 }
 
-/// Bits of what is normed are the same where [`Spec::has_finite_squares`].
+/// Restricts problems to sums of squares within f32, for which normed outputs have the same bits ([`Spec::has_finite_squares`]).
 fn with_finite_squares(spec: &mut Spec) {
     spec.spread &= spec.has_finite_squares();
 }
 
-/// [`law_of`] every family.
+/// Like [`law_of`], for every family.
 fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     law_of(Family::all(), adjust, holds);
 }
 
-/// The families of the recurrence alone, token by token.
+/// The recurrent families without a convolution and a norm.
 fn alone_recurrent() -> Vec<Family> {
     Family::which(|family| !family.layer && family.is_recurrent())
 }
 
-/// The families with a state after each of several tokens.
+/// The recurrent families of several tokens, with a state after each token.
 fn several_recurrent() -> Vec<Family> {
     Family::which(|family| !family.decode && family.is_recurrent())
 }
@@ -57,7 +56,7 @@ fn run(backend: &Backend, problem: &Problem, form: &Form) -> Case {
     backend.run(&problem.case(form), None)
 }
 
-/// The same bits in o, in the written pool and windows and in the snapshots of both, whatever their layout.
+/// Panics unless o, the written pool, the windows and the snapshots have the same bits, in any layouts.
 #[track_caller]
 fn assert_same_bits(one: &Case, other: &Case) {
     assert!(one.o_bits() == other.o_bits(), "o differs");
@@ -75,18 +74,18 @@ fn assert_same_bits(one: &Case, other: &Case) {
     );
 }
 
-/// Results are not rounded below f32.
+/// f32 states and outputs, which are not rounded further.
 fn in_f32(spec: &mut Spec) {
     spec.form.state = DType::F32;
     spec.form.qkvo[3] = DType::F32;
 }
 
-/// Slots b, or slots in one pool as they come.
+/// Slots b, or read and write slots in one pool as drawn.
 fn in_place(spec: &mut Spec) {
     spec.slots.write_pool = None;
 }
 
-/// `0..len` backwards.
+/// The numbers `0..len` in reverse.
 fn backwards(len: usize) -> Vec<usize> {
     (0..len).rev().collect()
 }

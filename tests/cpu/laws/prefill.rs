@@ -1,4 +1,4 @@
-//! Prefills: where a prompt is cut, what it is cut beside and what is kept of it change no bit of it.
+//! Prefills: neither the cuts of a prompt, nor the rows next to it, nor the kept states change a bit.
 
 use std::ops::Range;
 
@@ -17,10 +17,10 @@ use gated_delta_test_support::variants_on;
 
 use super::with_finite_squares;
 
-/// Tokens of a whole piece.
+/// Tokens of a whole chunk.
 const CHUNK: usize = 64;
 
-/// All prefills, those of K = 64 apart from others of GDN and from KDA's, which are of K = 128: how many cases there are of each.
+/// All families of prefills with a number of cases: those with K = 64, and, in separate groups for GDN and KDA, the larger ones.
 fn by_cost(of_64: u32, of_others: u32) -> [(Vec<Family>, u32); 3] {
     let of = |operator, is_small: bool| {
         let all = Family::prefills().into_iter();
@@ -34,12 +34,12 @@ fn by_cost(of_64: u32, of_others: u32) -> [(Vec<Family>, u32); 3] {
     ]
 }
 
-/// Checks a law on a few random prefills, made fit for it by `adjust`, on every backend.
+/// Checks a law on a few random prefills that `adjust` has changed, on every backend.
 fn law(adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     law_of([3, 1], adjust, holds);
 }
 
-/// [`law`] on as many prefills as are said, as [`by_cost`].
+/// Like [`law`], with numbers of cases as in [`by_cost`].
 fn law_of(
     [of_64, of_others]: [u32; 2],
     adjust: impl Fn(&mut Spec),
@@ -55,7 +55,7 @@ fn law_of(
     }
 }
 
-/// One pool of states, and of windows, to go on in.
+/// In-place states and windows, so that a next launch can continue.
 fn in_place(spec: &mut Spec) {
     spec.slots.write_pool = None;
     if let Some(conv) = &mut spec.conv {
@@ -63,18 +63,18 @@ fn in_place(spec: &mut Spec) {
     }
 }
 
-/// In f32 between launches.
+/// f32 states, which are not rounded between launches.
 fn f32_states(spec: &mut Spec) {
     in_place(spec);
     spec.form.state = DType::F32;
 }
 
-/// Checkpoints every 64 tokens, as many as there may be.
+/// Checkpoints every 64 tokens, in as many slots as are needed.
 fn with_checkpoints(spec: &mut Spec) {
     spec.prefill.checkpoints = Some([1, spec.tokens / CHUNK + 1]);
 }
 
-/// At least so many tokens.
+/// At least `tokens` tokens.
 fn longer(spec: &mut Spec, tokens: usize) {
     spec.tokens = spec.tokens.max(tokens);
 }
@@ -99,7 +99,7 @@ fn part_of(problem: &Problem, row: &Row, b: usize, part: Range<usize>) -> Proble
     let before = of_row(&problem.positions).map_or(0, |positions| positions.integers()[0] as usize);
     one.positions = Some(Array::indices([(before + part.start) as i64]));
     if part.start > 0 {
-        // It goes on from what the part before it left.
+        // A later part continues from the state that the part before it has left.
         one.fresh = one.fresh.map(|_| Array::indices([0]));
         one.read_slots = one.write_slots.clone().or(one.read_slots);
     }
@@ -115,7 +115,7 @@ fn part_of(problem: &Problem, row: &Row, b: usize, part: Range<usize>) -> Proble
     one
 }
 
-/// The problem on what `after` has left in its pools.
+/// The problem with the pools that `after` has left.
 fn go_on(mut problem: Problem, after: &Case) -> Problem {
     let states = after.as_klast(after.written_pool());
     problem.pool.values = after.floats(&states);
@@ -126,7 +126,7 @@ fn go_on(mut problem: Problem, after: &Case) -> Problem {
     problem
 }
 
-/// The active rows that have tokens, and their numbers.
+/// The active rows with tokens, and their numbers.
 fn active(problem: &Problem) -> Vec<(usize, Row)> {
     let rows = of_problem(problem).into_iter().enumerate();
     rows.filter(|(_, row)| row.live.is_some() && len(row) > 0)
@@ -142,7 +142,7 @@ fn o_of(case: &Case, row: &Row, part: Range<usize>) -> Vec<u64> {
         .collect()
 }
 
-/// All that a row has written: states, and windows, in slots of the pools.
+/// Bits of all states and windows that a row has written to slots.
 fn written_by(case: &Case, row: &Row) -> Vec<(Vec<u64>, Vec<u64>)> {
     let live = row.live.as_ref().expect("the row is active");
     live.writes()
@@ -150,7 +150,7 @@ fn written_by(case: &Case, row: &Row) -> Vec<(Vec<u64>, Vec<u64>)> {
         .collect()
 }
 
-/// Of each row.
+/// Token ranges of all rows.
 fn tokens(problem: &Problem) -> Vec<Option<Range<usize>>> {
     let rows = of_problem(problem);
     rows.into_iter().map(|row| row.tokens).collect()
@@ -160,8 +160,8 @@ fn len(row: &Row) -> usize {
     row.tokens.as_ref().map_or(0, ExactSizeIterator::len)
 }
 
-/// Neither of the other rows, nor of their order, nor of whether rows are packed, nor of the longest of them, nor of
-/// which kernels follow from that.
+/// The bits of a row do not depend on other rows, the order of rows, packing, the longest row, or the kernels that follow from
+/// these.
 #[test]
 fn a_row_alone_has_the_same_bits() {
     law(in_place, |backend, spec| {
@@ -182,11 +182,11 @@ fn a_row_alone_has_the_same_bits() {
     });
 }
 
-/// Whichever tile the states are cut in, and whether rows that are short are worked in one launch or in two.
+/// All tiles give the same bits, and so do one and two launches for short rows.
 #[test]
 fn every_entry_has_the_same_bits() {
     let adjust = |spec: &mut Spec| {
-        // Not rounded, so that the order of every sum is seen.
+        // f32 outputs are not rounded, so that a different order of a sum shows.
         spec.form.qkvo[3] = DType::F32;
     };
     law_of([5, 3], adjust, |backend, spec| {
@@ -198,7 +198,8 @@ fn every_entry_has_the_same_bits() {
         if let Some(packed) = &mut without_a_promise.packed {
             packed.max_tokens = usize::MAX;
         }
-        // A row longer than was promised is none; without the promise it would be one.
+        // Under a promise of short rows a longer row is invalid. The launch without the promise is comparable only if there is no
+        // such row.
         let kept = tokens(&problem) == tokens(&without_a_promise);
         let mut runs: Vec<(Entry, Case)> = Vec::new();
         for problem in [&problem]
@@ -231,7 +232,7 @@ fn every_entry_has_the_same_bits() {
     });
 }
 
-/// From the sequence's beginning on, whatever the positions.
+/// A prompt that is cut at multiples of 64 tokens of its sequence has the same bits, whatever its position.
 #[test]
 fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
     let adjust = |spec: &mut Spec| {
@@ -245,7 +246,7 @@ fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
         for (b, row) in active(&problem) {
             let before = problem.positions.as_ref();
             let before = before.map_or(0, |positions| positions.integers()[b] as usize);
-            // After one or two pieces each, as the seed has it.
+            // Bits of the seed choose at which multiples of 64 tokens the row is cut.
             let mut cuts = vec![0];
             let multiples = (before / CHUNK + 1..).map(|i| i * CHUNK - before);
             let multiples = multiples.take_while(|cut| *cut < len(&row)).enumerate();
@@ -257,7 +258,7 @@ fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
     });
 }
 
-/// Row `b` of a launch, in launches of the tokens between `cuts`.
+/// Panics unless launches of the tokens between `cuts` of row `b` have the bits of the whole launch.
 fn check_parts(
     backend: &Backend,
     spec: &Spec,
@@ -285,7 +286,7 @@ fn check_parts(
     );
 }
 
-/// A prompt that is long enough for stretches, and launches of its parts, which are not.
+/// A prompt that is long enough for segments has the bits of launches of its parts, which have none.
 #[test]
 fn a_long_prompt_has_the_bits_of_its_parts() {
     for (families, cases) in by_cost(2, 1) {
@@ -293,7 +294,7 @@ fn a_long_prompt_has_the_bits_of_its_parts() {
             f32_states(&mut spec);
             with_finite_squares(&mut spec);
             (spec.batch, spec.packed) = (1, false);
-            // Value heads go their ways alone: of the larger states there is one.
+            // Value heads are independent, so one of the larger states is enough.
             let ratio = if spec.dim == 64 { spec.ratio.min(2) } else { 1 };
             (spec.heads, spec.ratio) = (1, ratio);
             (spec.slots.inactive, spec.options.null_slot) = (false, None);
@@ -314,7 +315,7 @@ fn a_long_prompt_has_the_bits_of_its_parts() {
     }
 }
 
-/// Rounded to the state's dtype as that is.
+/// A checkpoint is the final state of the prompt up to there, rounded to the dtype of states.
 #[test]
 fn a_checkpoint_is_the_final_state_of_the_shorter_prompt() {
     let adjust = |spec: &mut Spec| {
@@ -347,7 +348,7 @@ fn a_checkpoint_is_the_final_state_of_the_shorter_prompt() {
     });
 }
 
-/// The same rows, of one token each, as decodes.
+/// The same rows of one token as a decode.
 fn decode(problem: &Problem) -> Problem {
     Problem {
         positions: None,
@@ -357,7 +358,8 @@ fn decode(problem: &Problem) -> Problem {
     }
 }
 
-/// With f32 states: a decode of bf16 ones adds in another order, that of wider loads.
+/// Rows of one token have the bits of a decode with f32 states. With bf16 states a decode sums in another order, that of wider
+/// loads.
 #[test]
 fn rows_of_one_token_have_the_bits_of_a_decode() {
     let adjust = |spec: &mut Spec| {
@@ -373,7 +375,7 @@ fn rows_of_one_token_have_the_bits_of_a_decode() {
     });
 }
 
-/// Tails too, after a state in f32.
+/// A last chunk of one token has the bits of a decode too, if the state before it is f32.
 #[test]
 fn a_piece_of_one_token_has_the_bits_of_a_decode() {
     let adjust = |spec: &mut Spec| {
@@ -401,7 +403,7 @@ fn a_piece_of_one_token_has_the_bits_of_a_decode() {
     });
 }
 
-/// By 16 at once, which have the bits of as many decodes.
+/// A prefill equals launches of 16 tokens up to rounding. These have the bits of as many decodes.
 #[test]
 fn a_prefill_is_decodes_but_for_rounding() {
     let adjust = |spec: &mut Spec| {
@@ -417,7 +419,7 @@ fn a_prefill_is_decodes_but_for_rounding() {
         let problem = spec.problem();
         let whole = problem.case(&spec.form);
         let prefill = backend.run(&whole, None);
-        // An inactive row has an output of zeros.
+        // An inactive row has a zero output.
         let mut steps = whole.clone();
         for row in of_problem(&problem).iter().filter(|row| row.live.is_none()) {
             for token in row.tokens.iter().flat_map(Clone::clone) {
@@ -461,7 +463,7 @@ fn write_bits(case: &mut Case, view: &gated_delta_test_support::buffer::View, bi
     }
 }
 
-/// Whole pieces before a row change nothing: positions say where pieces end, and no more.
+/// Whole chunks before a row change no bit: only the position modulo 64 matters.
 #[test]
 fn whole_pieces_before_a_row_change_no_bit() {
     let adjust = |spec: &mut Spec| spec.prefill.checkpoints = None;
@@ -483,8 +485,7 @@ fn whole_pieces_before_a_row_change_no_bit() {
     });
 }
 
-/// No decay, decays to nothing, updates that do nothing, replace or reflect, and keys that are all equal: finite, and
-/// near the reference.
+/// No decay, decays to nothing, β of 0, 1 and 2, and equal keys give finite results near the reference.
 #[test]
 fn extreme_gates_and_equal_keys_stay_finite() {
     let adjust = |spec: &mut Spec| {
@@ -507,7 +508,7 @@ fn extreme_gates_and_equal_keys_stay_finite() {
                 let (heads, dim) = (new.tokens.k.dims[2], spec.dim);
                 let key: Vec<f64> = (0..heads * dim).map(|i| 1.0 + (i % 5) as f64).collect();
                 for token in new.tokens.k.values.chunks_mut(heads * dim) {
-                    // What nobody reads stays so.
+                    // Unread keys stay NaN.
                     if token[0].is_finite() {
                         token.copy_from_slice(&key);
                     }
@@ -554,7 +555,7 @@ fn nan_stays_in_its_row() {
                 array.entry_mut(2, token).fill(f64::NAN);
             }
         });
-        // NaN of a problem is not written, and so what memory holds: NaN.
+        // Cases skip NaN when they write values to memory, but unwritten memory is NaN already.
         let [well, ill] =
             [&problem, &nan].map(|problem| backend.run(&problem.case(&spec.form), None));
         for (b, row) in rows.iter().filter(|(_, row)| row != sick) {
@@ -571,8 +572,7 @@ fn nan_stays_in_its_row() {
     });
 }
 
-/// The tokens before one whose q or v is infinite or no number, or whose v is of another size, have the bits that they have
-/// without it.
+/// A token whose q or v is infinite or NaN, or whose v has another size, changes no bit of earlier tokens.
 #[test]
 fn a_token_changes_nothing_before_it() {
     let adjust = |spec: &mut Spec| {
@@ -612,7 +612,7 @@ fn a_token_changes_nothing_before_it() {
     });
 }
 
-/// Where at most 64 tokens of a row are promised: neither outputs nor states nor windows.
+/// A row with more than the promised 64 tokens writes no output, state or window.
 #[test]
 fn nothing_of_a_row_longer_than_promised_is_written() {
     let adjust = |spec: &mut Spec| {
@@ -626,14 +626,14 @@ fn nothing_of_a_row_longer_than_promised_is_written() {
         let [(one, _), .., (other, _)] = active(&problem)[..] else {
             return;
         };
-        // Tokens of rows that are not active are NaN, and the rows here get all of them.
+        // Tokens of inactive rows are NaN, and this test gives them to active rows.
         let mut rows = of_problem(&problem).into_iter();
         if rows.any(|row| row.tokens.is_some() && row.live.is_none()) {
             return;
         }
         let packed = problem.packed.as_mut().expect("rows are packed");
         packed.max_tokens = CHUNK;
-        // One row has all tokens but a few, which another has.
+        // One row gets all tokens but 20, another one the rest.
         let mut bounds = packed.cu_seqlens.integers();
         let [first, end] = [bounds[0], bounds[spec.batch]];
         bounds[..=one].fill(first);
@@ -645,7 +645,7 @@ fn nothing_of_a_row_longer_than_promised_is_written() {
     });
 }
 
-/// Dense rows of no token write what packed ones do: what they start from.
+/// Dense rows without tokens copy their start states, as packed ones do.
 #[test]
 fn rows_without_tokens_write_what_they_start_from() {
     let adjust = |spec: &mut Spec| spec.packed = false;

@@ -1,4 +1,4 @@
-//! Rows and slots: their order, number and neighbours change nothing.
+//! The order, number and neighbours of rows and slots change nothing.
 
 use gated_delta::DType;
 use gated_delta_test_support::backend::backends;
@@ -11,14 +11,14 @@ use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::laws::{backwards, in_place, law, run};
 
-/// Rows can move: each of them says where its states are, all in one pool, and they are of one length.
+/// Rows that may be reordered: each names its slots, all in one pool, and all have the same length.
 fn movable(spec: &mut Spec) {
     in_place(spec);
     spec.slots.read |= spec.slots.of_tokens.is_none();
     spec.packed = false;
 }
 
-/// o and the snapshots of row `b`, of states and of windows.
+/// Bits of o and of the snapshots of states and windows of row `b`.
 fn row_bits(case: &Case, b: usize) -> [Vec<u64>; 3] {
     let snapshots = case.snapshots.as_ref();
     [
@@ -73,7 +73,7 @@ fn slots_may_lie_in_any_order() {
     });
 }
 
-/// Neither how many other rows there are, nor what is in them.
+/// Neither the number nor the contents of other rows change a row.
 #[test]
 fn other_rows_do_not_matter() {
     law(movable, |backend, spec| {
@@ -100,14 +100,14 @@ fn other_rows_do_not_matter() {
     });
 }
 
-/// As engines pad a batch for a captured graph.
+/// Padding rows, which engines add to a batch for a captured graph, change no other row.
 #[test]
 fn padding_rows_change_nothing() {
     law(movable, |backend, spec| {
         let problem = spec.problem();
         let rows: Vec<usize> = (0..spec.batch).chain([0, 0, 0]).collect();
         let mut padded = problem.take_rows(&rows);
-        // As i32, i64 and u32 out of range.
+        // Indices out of range as i32, i64 and u32.
         let slots = [
             &mut padded.read_slots,
             &mut padded.write_slots,
@@ -117,7 +117,7 @@ fn padding_rows_change_nothing() {
             let of_row = slots.values.len() / rows.len();
             slots.values[spec.batch * of_row..].fill(i32::MAX.into());
         }
-        // A fresh row of token slots needs none of them.
+        // A fresh row of token slots needs no valid slot.
         let fresh = padded.fresh.iter_mut();
         fresh.for_each(|fresh| fresh.values[spec.batch..].fill(0.0));
         let [one, padded] = [problem, padded].map(|problem| run(backend, &problem, &spec.form));
@@ -133,20 +133,20 @@ fn padding_rows_change_nothing() {
     });
 }
 
-/// One launch with other lengths, as a graph is replayed: no tokens at all, rows without tokens among others, tokens of no row
-/// before and behind them, and tensors without any.
+/// One launch with other lengths, as in a replayed graph: no tokens at all, rows without tokens among others, tokens of no row
+/// before and after them, and empty tensors.
 #[test]
 fn lengths_are_whatever_the_bounds_say() {
     const TOKENS: usize = 3;
     let several = Family::several().into_iter();
     let prefills = Family::prefills().into_iter();
     for family in several.chain(prefills) {
-        // f16's kernels are bf16's.
+        // f16 and bf16 share kernels.
         if family.state == DType::F16 {
             continue;
         }
         for previous in [None, Some(2)] {
-            // Larger states find their rows by the same lines; random ones that resume are packed too.
+            // The code that finds rows is the same for all dims. Random problems of resumes are packed too.
             if previous.is_some() && (family.is_chunked() || family.dim > 64) {
                 continue;
             }
@@ -180,7 +180,7 @@ fn lengths_are_whatever_the_bounds_say() {
                 lengths.cu_seqlens = Array::indices(bounds);
                 check_everywhere(&problem.case(&spec.form), None);
             }
-            // Dense rows of a prefill may all be without tokens too.
+            // Dense rows of a prefill may have no tokens.
             let dense = spec.problem().take_tokens(&[]);
             let mut empty = none.clone();
             let lengths = empty.packed.as_mut().expect("rows are packed");

@@ -1,4 +1,4 @@
-//! How states are kept does not change what is computed: any two sets of switches agree wherever both define a result.
+//! The way of keeping states does not change results: any two sets of switches agree on the results that both define.
 
 use gated_delta::Formulation;
 use gated_delta_harness::arguments::{Kept, KeptX, New};
@@ -16,26 +16,26 @@ use proptest::sample::select;
 
 use crate::laws::run;
 
-/// Where the state after a token goes.
+/// Place that the state after a token is written to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Goal {
     InPlace,
     AnotherSlot,
     AnotherPool,
     Nowhere,
-    /// A slot for each token, the row's own for the last one accepted.
+    /// A token slot for each token. The last accepted one is in the row's own slot.
     SlotOfToken,
-    /// Not that of a new token: the row keeps its state, none of the previous tokens is kept.
+    /// No place for states of new tokens. The row writes its start state, since no previous token is kept.
     Committed,
 }
 
-/// A set of switches.
+/// A combination of switches.
 #[derive(Clone, Copy, Debug)]
 struct Switches {
     goal: Goal,
-    /// Read slots, where the goal allows them.
+    /// Whether there are read slots, if the goal allows them.
     read_slots: bool,
-    /// More steps than tokens.
+    /// Steps beyond T in the snapshots. `None` without snapshots.
     snapshots: Option<usize>,
     packed: bool,
 }
@@ -60,7 +60,7 @@ fn switches() -> impl Strategy<Value = Switches> {
 }
 
 impl Switches {
-    /// Without what `formulation` refuses.
+    /// The switches without those that `formulation` refuses.
     fn allowed(self, formulation: Formulation) -> Self {
         match (formulation, self.goal) {
             (Formulation::Recurrent, Goal::Committed) => Self {
@@ -169,7 +169,8 @@ impl Switches {
     }
 }
 
-/// Makes of windows, of row b in slot b, those of so many tokens and slots, row b's where `places` says: slot and column.
+/// Replaces windows, row b's in slot b, by windows of `slots` slots with columns for `tokens` tokens. `places` has the slot and
+/// column of each row's window.
 fn widen(
     windows: &mut Array,
     tokens: usize,
@@ -191,17 +192,17 @@ fn widen(
     *windows = wide;
 }
 
-/// What a launch says about a row.
+/// Results of a launch for one row.
 struct Results {
-    /// For each token.
+    /// Bits of o, by token.
     o: Vec<Vec<u64>>,
-    /// After each token, from wherever it is kept, each place that keeps it.
+    /// Bits of the state after each token, in each place that keeps it.
     states: Vec<Vec<Vec<u64>>>,
-    /// The same of windows.
+    /// Bits of the window after each token, in each place that keeps it.
     windows: Vec<Vec<Vec<u64>>>,
 }
 
-/// What `problem` with `switches` says about each row.
+/// Results of each row of `plain` with `switches`.
 fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) -> Vec<Results> {
     let problem = switches.of(plain);
     let before = problem.case(&spec.form);
@@ -220,7 +221,7 @@ fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) 
         let window = |t| {
             let stored = match problem.token_slots {
                 Some(_) => end.map(|slot| after.window_bits_at(slot, t)),
-                // What is committed is before all of them.
+                // A committed window precedes all new tokens.
                 None => {
                     let last = end.filter(|_| t + 1 == tokens.len() && live.commit.is_none());
                     last.map(|slot| after.slot_window_bits(slot))
@@ -250,7 +251,7 @@ fn switches_change_nothing_elsewhere() {
         (spec.slots, spec.update_state, spec.fresh) = (SlotChoice::NONE, true, false);
         spec.options.null_slot = None;
         spec.conv.iter_mut().for_each(|conv| conv.apart = false);
-        // A token is committed besides.
+        // The problem must have room for one committed token more.
         spec.previous = Some(1);
         spec.fit();
         spec.previous = None;

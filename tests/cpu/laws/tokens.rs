@@ -1,4 +1,4 @@
-//! Tokens of one launch are tokens of several.
+//! The tokens of one launch equal the tokens of several launches.
 
 use gated_delta::DType;
 use gated_delta_test_support::case::Case;
@@ -10,7 +10,7 @@ use gated_delta_test_support::variants;
 
 use crate::laws::{assert_same_bits, law_of, run, several_recurrent};
 
-/// Every row has all its tokens, and its new states go where the old ones were.
+/// Every row has all tokens and writes its state in place.
 fn verify_in_place(spec: &mut Spec) {
     spec.tokens = spec.tokens.max(1);
     spec.conv.iter_mut().for_each(|conv| conv.apart = false);
@@ -24,7 +24,7 @@ fn verify_in_place(spec: &mut Spec) {
     };
 }
 
-/// Whose promise it is, by name.
+/// Names the formulation: equal bits are a promise of the named formulation.
 fn named(spec: &mut Spec) {
     spec.form.unnamed = false;
 }
@@ -53,7 +53,8 @@ fn a_verify_of_one_token_is_a_decode() {
     });
 }
 
-/// f32 states are not rounded between launches: `Formulation::Recurrent` promises so.
+/// Several tokens equal as many launches, bit for bit with f32 states, which are not rounded between launches.
+/// `Formulation::Recurrent` promises this.
 #[test]
 fn several_tokens_are_as_many_launches() {
     let mut families = several_recurrent();
@@ -101,7 +102,7 @@ fn packed_rows_are_rows_of_their_own() {
         let before = problem.case(&spec.form);
         let together = backend.run(&before, None);
         for (b, row) in before.rows().into_iter().enumerate() {
-            // No dense row is without tokens.
+            // Dense rows are never empty.
             let Some(tokens) = row.tokens.filter(|tokens| !tokens.is_empty()) else {
                 continue;
             };
@@ -166,7 +167,7 @@ fn rows_of_all_tokens_may_be_packed_or_not() {
     );
 }
 
-/// Neither new tokens behind the last row's nor previous ones that are not kept: they may be NaN.
+/// Neither tokens after the last row's nor previous tokens that are not kept change anything: they may be NaN.
 #[test]
 fn tokens_that_are_not_there_change_nothing() {
     let adjust = |spec: &mut Spec| {

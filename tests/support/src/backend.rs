@@ -1,4 +1,4 @@
-//! Where a case runs: the simulator, and the GPU where there is one.
+//! Backends that run a case: the simulator, and the GPU if there is one.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,24 +11,23 @@ use gated_delta_harness::arguments::Arguments;
 
 use crate::case::Case;
 
-/// What runs kernels.
+/// A machine that runs kernels.
 pub enum Backend {
-    /// The kernels' source on the CPU, checked.
+    /// The simulator: the kernels' source on the CPU, with checks of accesses and races.
     Simulator(Library),
     /// The first GPU.
     Cuda(Library, Context),
 }
 
-/// The simulator, for what asks for no result.
+/// The simulator, for queries whose answer needs no launch, such as the variants of a case.
 pub fn simulator() -> &'static Backend {
     static SIMULATOR: LazyLock<Backend> =
         LazyLock::new(|| Backend::Simulator(Library::simulator()));
     &SIMULATOR
 }
 
-/// Every backend that there is here: the simulator always, the GPU unless it is missing. With `GATED_DELTA_SIMULATOR=0` the
-/// GPU alone, where there is one: for a machine whose cores are the driver's compiler's, of sources that have passed in the
-/// simulator.
+/// All backends of this machine: the simulator, and the GPU if there is one. `GATED_DELTA_SIMULATOR=0` leaves the GPU alone. This
+/// is for sources that have passed in the simulator, so that all cores compile for the driver.
 pub fn backends() -> &'static [Backend] {
     static BACKENDS: OnceLock<Vec<Backend>> = OnceLock::new();
     BACKENDS.get_or_init(|| {
@@ -38,21 +37,20 @@ pub fn backends() -> &'static [Backend] {
     })
 }
 
-/// The simulator, unless there is a GPU and the simulator is not wanted; and the GPU, where there is one.
+/// The list of backends. The simulator is in the list unless the caller turned it off and there is a GPU.
 fn with_simulator(simulator: impl FnOnce() -> Library, cuda: Option<Backend>) -> Vec<Backend> {
     let is_simulated = env::var_os("GATED_DELTA_SIMULATOR").is_none_or(|value| value != "0");
     let simulator = (is_simulated || cuda.is_none()).then(|| Backend::Simulator(simulator()));
     simulator.into_iter().chain(cuda).collect()
 }
 
-/// GPUs whose prefills are another machine code each, by compute capability: Hopper, and two of other shared memory than
-/// each other.
+/// Compute capabilities whose prefills have different machine code: Hopper, and two GPUs that differ in the size of shared memory.
 pub const MACHINES: [(u32, u32); 3] = [(9, 0), (8, 0), (8, 6)];
 
-/// [`backends`] of one of [`MACHINES`], which the GPU is taken for too.
+/// The [`backends`] with the compute capability at position `machine` of [`MACHINES`]. The GPU is also used as such a device.
 ///
 /// # Panics
-/// Where the GPU cannot be taken for it.
+/// If the GPU cannot be used as a device of this compute capability.
 fn backends_of(machine: usize) -> &'static [Backend] {
     static BACKENDS: [OnceLock<Vec<Backend>>; MACHINES.len()] =
         [const { OnceLock::new() }; MACHINES.len()];
@@ -70,19 +68,19 @@ fn backends_of(machine: usize) -> &'static [Backend] {
     })
 }
 
-/// Whether `entry` is a prefill's chain for every GPU but Hopper.
+/// Whether `entry` is the inter-chunk scan of a prefill for GPUs other than Hopper.
 #[must_use]
 pub fn is_portable_chain(entry: Entry) -> bool {
     let is_chain = (entry.computes()).is_some_and(|computes| computes.family.is_chain());
     is_chain && !entry.takes_warpgroups()
 }
 
-/// Which of [`MACHINES`] `entry` is for, the first of them.
+/// Position in [`MACHINES`] of the first machine that `entry` is for.
 fn machine_of(entry: Entry) -> usize {
     usize::from(is_portable_chain(entry))
 }
 
-/// The simulator of a GPU that `entry` is for, for what asks for no result.
+/// The simulator of a GPU that `entry` is for, for queries whose answer needs no launch.
 pub fn simulator_for(entry: Entry) -> &'static Backend {
     static OTHERS: LazyLock<Backend> =
         LazyLock::new(|| Backend::Simulator(Library::simulator_of(MACHINES[1])));
@@ -92,38 +90,40 @@ pub fn simulator_for(entry: Entry) -> &'static Backend {
     }
 }
 
-/// The backend of the first GPU, where there is one, taken for one that `entry` is for.
+/// The backend of the first GPU, used as a machine that `entry` is for. `None` without a GPU.
 pub fn cuda_for(entry: Entry) -> Option<&'static Backend> {
     let is_cuda = |backend: &&Backend| matches!(backend, Backend::Cuda(..));
     backends_of(machine_of(entry)).iter().find(is_cuda)
 }
 
-/// Whose turn it is among many problems of one kernel. Each is another text for the driver to compile, so that the GPU takes
-/// one in three, or one in as many as `GATED_DELTA_GPU_SHARE` says; the simulator takes all. After a failure the GPU takes all
-/// too, among which a smaller one is looked for.
+/// Shares the random problems of one kernel among backends. The driver compiles another text for each problem. So the GPU takes one
+/// problem in three, or one in `GATED_DELTA_GPU_SHARE`. The simulator takes all problems. After a failure the GPU takes all of them
+/// too, since a smaller failing problem is searched.
 #[derive(Debug)]
 pub struct Turns {
     next: AtomicUsize,
     failed: AtomicBool,
-    /// Which of [`MACHINES`] take problems, one after the other, and how many before the first problem.
+    /// Positions in [`MACHINES`] of the machines that take problems in turn, and the number of turns before the first problem.
     machines: (&'static [usize], usize),
 }
 
 impl Turns {
-    /// The GPU takes the first problem, or, `after` so many other kernels, another one.
+    /// Turns that start at number `after`. The GPU takes the turns whose number is a multiple of its share: the first problem if
+    /// `after` is 0, another one otherwise.
     #[must_use]
     pub const fn new(after: usize) -> Self {
         Self::among(after, (&[0], 0))
     }
 
-    /// Problems of several kernels, on one of [`MACHINES`] after the other: who asks next begins with the next machine.
+    /// Turns of problems of several kernels. Problems go to the [`MACHINES`] in turn, and each caller starts one machine further
+    /// than the last.
     #[must_use]
     pub fn of_machines() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         Self::among(0, (&[0, 1, 2], NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Those of the problems of one kernel: on the machines that it is for.
+    /// Turns of problems of one kernel, on the machines that `entry` is for.
     #[must_use]
     pub fn of_entry(entry: Entry) -> Self {
         match machine_of(entry) {
@@ -140,7 +140,7 @@ impl Turns {
         }
     }
 
-    /// Has `body` take the backends whose turn it is with the next problem.
+    /// Runs `body` on each backend whose turn it is for the next problem.
     pub fn next(&self, body: impl Fn(&'static Backend)) {
         static SHARE: LazyLock<usize> = LazyLock::new(|| {
             env::var("GATED_DELTA_GPU_SHARE").map_or(3, |share| {
@@ -161,7 +161,7 @@ impl Turns {
     }
 }
 
-/// Says that its thread panicked.
+/// Sets its flag when the thread panics.
 struct Watch<'a>(&'a AtomicBool);
 
 impl Drop for Watch<'_> {
@@ -170,23 +170,23 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The backend of the first GPU, where there is one.
+/// The backend of the first GPU. `None` without a GPU.
 pub fn cuda() -> Option<&'static Backend> {
     backends()
         .iter()
         .find(|backend| matches!(backend, Backend::Cuda(..)))
 }
 
-/// The context of the first GPU. Where there is none, says so on stderr, once.
+/// The context of the first GPU. Without a GPU it returns `None` and says so once on stderr.
 ///
 /// # Panics
-/// Where there is none and `GATED_DELTA_REQUIRE_GPU=1`, or it does not work.
+/// If the GPU does not work, or if there is none and `GATED_DELTA_REQUIRE_GPU=1`.
 pub fn gpu() -> Option<&'static Context> {
     static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
     let context = CONTEXT.get_or_init(|| match Device::get(0).and_then(Context::primary) {
         Ok(context) => Some(context),
         Err(absence @ (Error::NoDriver { .. } | Error::NoDevice)) => {
-            // Not `eprintln!`, which the test harness keeps to itself.
+            // `eprintln!` would be captured by the test harness.
             let _ = writeln!(
                 std::io::stderr(),
                 "SKIPPED: everything on the GPU ({absence})"
@@ -203,11 +203,11 @@ pub fn gpu() -> Option<&'static Context> {
     context.as_ref()
 }
 
-/// Has `body` take each of `items`, on as many threads as there are cores, or as `RUST_TEST_THREADS` says: what takes
-/// long on a GPU is the driver's compiler, which runs on the thread that launches.
+/// Calls `body` for each of `items` on as many threads as there are cores, or `RUST_TEST_THREADS`. On a GPU most time goes to the
+/// driver's compiler, which runs on the launching thread.
 ///
 /// # Panics
-/// Where `body` does; no further item is begun then.
+/// If `body` panics. No further item is started then.
 pub fn on_threads<T: Sync>(items: &[T], body: impl Fn(&T) + Sync) {
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let work = || {
@@ -229,13 +229,13 @@ pub fn on_threads<T: Sync>(items: &[T], body: impl Fn(&T) + Sync) {
     });
 }
 
-/// Enqueues `args` with the variant that the library selects, or with `variant`.
+/// Enqueues `args` with `variant`, or with the variant that the library selects.
 ///
 /// # Errors
-/// What contradicts itself, and the library's.
+/// Contradictory arguments, and the errors of the library.
 ///
 /// # Safety
-/// As [`Library::launch`]'s.
+/// The contract of [`Library::launch`].
 pub unsafe fn launch(
     library: &Library,
     stream: StreamRef<'_>,
@@ -253,7 +253,7 @@ pub unsafe fn launch(
 }
 
 impl Backend {
-    /// For messages.
+    /// Name of the backend in messages.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -262,7 +262,7 @@ impl Backend {
         }
     }
 
-    /// Its kernels.
+    /// The library that launches on this backend.
     #[must_use]
     pub fn library(&self) -> &Library {
         match self {
@@ -270,11 +270,11 @@ impl Backend {
         }
     }
 
-    /// Copies `case` to this backend's memory, has `body` launch on it, waits, and returns what `body` does, and
-    /// the case as it is then.
+    /// Copies `case` to this backend's memory, runs `body` on the copy and waits. Returns the result of `body`, and the case with
+    /// the memory's contents after it.
     ///
     /// # Errors
-    /// Where a view leaves its buffer, and the driver's.
+    /// A view that leaves its buffer, and the errors of the driver.
     pub fn with<R>(
         &self,
         case: &Case,
@@ -320,7 +320,7 @@ impl Backend {
         Ok((result, after))
     }
 
-    /// Runs `case` with the variant that the library selects, or with `variant`.
+    /// Runs `case` with `variant`, or with the variant that the library selects. Returns the case after the launch.
     ///
     /// # Panics
     /// On any error.
@@ -328,8 +328,8 @@ impl Backend {
     #[track_caller]
     pub fn run(&self, case: &Case, variant: Option<Entry>) -> Case {
         let launched = self.with(case, |library, stream, args| {
-            // SAFETY: the buffers are alive until `with` has waited, and nobody else has them; a case's live rows
-            // write slots of their own.
+            // SAFETY: the buffers are alive until `with` has waited, and no other work uses them. Active rows of a case write slots
+            // of their own.
             unsafe { launch(library, stream, args, variant) }
         });
         match launched {
@@ -371,7 +371,7 @@ mod tests {
         }
         assert!(!turns.failed.load(Ordering::Relaxed));
         let fails = || turns.next(|_| panic!("of a problem"));
-        // One in three has a GPU, at the latest.
+        // Of three consecutive problems at least one runs on the GPU.
         for _ in 0..3 {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails));
         }

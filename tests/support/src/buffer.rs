@@ -1,20 +1,21 @@
-//! Memory of a case: buffers, and the views of them that are tensors.
+//! Memory of a case: buffers, and views of them as tensors.
 
 use gated_delta::{DType, DeviceElement, Error, Tensor};
 use half::{bf16, f16};
 
-/// Elements of one dtype, 16-byte aligned. What no tensor covers stays 0xFF: NaN, or the index −1.
+/// A 16-byte aligned buffer of one dtype. Elements outside of all tensors are filled with the byte 0xFF: NaN as floats, −1 as
+/// indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Type of the elements.
     pub dtype: DType,
-    /// The elements' bytes, and those up to the next 16.
+    /// Bytes of the elements, padded to a multiple of 16.
     pub words: Vec<u128>,
     len: usize,
 }
 
 impl Buffer {
-    /// `len` elements of 0xFF.
+    /// A buffer of `len` elements filled with the byte 0xFF.
     #[must_use]
     pub fn new(dtype: DType, len: usize) -> Self {
         Self {
@@ -24,19 +25,19 @@ impl Buffer {
         }
     }
 
-    /// Elements.
+    /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Whether the buffer has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bits of element `i`, in the low end.
+    /// Bits of element `i`, in the low bits of the result.
     #[must_use]
     pub fn bits(&self, i: usize) -> u64 {
         assert!(i < self.len, "element {i} of {}", self.len);
@@ -57,7 +58,7 @@ impl Buffer {
         }
     }
 
-    /// The elements of a view of a float buffer.
+    /// Values of a view of a float buffer, in the order of its dims.
     #[must_use]
     pub fn floats_of(&self, view: &View) -> Vec<f64> {
         match self.dtype {
@@ -68,7 +69,7 @@ impl Buffer {
         }
     }
 
-    /// Bits of the elements of a view, in the low end.
+    /// Bits of each element of a view, in the order of its dims, in the low bits of each result.
     #[must_use]
     pub fn bits_of(&self, view: &View) -> Vec<u64> {
         match self.dtype.size_of() {
@@ -83,7 +84,8 @@ impl Buffer {
         view.each(|position| of(elements[position]))
     }
 
-    /// Sets the elements of a view to these values, in the order of its dims, but for those that are NaN: floats to the nearest.
+    /// Writes `values` to the elements of a view, in the order of its dims, rounded to the nearest float. Elements whose value is
+    /// NaN stay as they are.
     pub fn write(&mut self, view: &View, values: &[f64]) {
         match self.dtype {
             DType::F32 => self.write_each(view, values, |value| value as f32),
@@ -105,7 +107,7 @@ impl Buffer {
         });
     }
 
-    /// Sets the elements of a view to those of another buffer of the same dtype.
+    /// Copies the elements of a view from another buffer of the same dtype.
     pub fn copy_from(&mut self, other: &Self, view: &View) {
         assert_eq!(self.dtype, other.dtype, "elements of both buffers");
         match self.dtype.size_of() {
@@ -121,7 +123,7 @@ impl Buffer {
         view.each(|position| to[position] = from[position]);
     }
 
-    /// Element `i` of a float buffer.
+    /// Value of element `i` of a float buffer.
     #[must_use]
     pub fn float(&self, i: usize) -> f64 {
         let bits = self.bits(i);
@@ -146,7 +148,7 @@ impl Buffer {
         );
     }
 
-    /// Element `i` of an index buffer.
+    /// Value of element `i` of an index buffer.
     #[must_use]
     pub fn index(&self, i: usize) -> i64 {
         let bits = self.bits(i);
@@ -157,10 +159,10 @@ impl Buffer {
         }
     }
 
-    /// All elements, for the simulator.
+    /// The whole buffer as a one-dimensional tensor for the simulator.
     ///
     /// # Errors
-    /// None: the dims are those of the buffer.
+    /// None: the dims are the buffer's own.
     pub fn tensor(&mut self, writable: bool) -> Result<Tensor<'_>, Error> {
         match self.dtype {
             DType::F32 => self.typed::<f32>(writable),
@@ -186,27 +188,27 @@ impl Buffer {
     }
 }
 
-/// A tensor: where it lies in which buffer, in elements.
+/// A tensor: its buffer, offset, dims and strides, in elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Position of its buffer in the case.
+    /// Position of the buffer in the case.
     pub buffer: usize,
-    /// First element.
+    /// Position of the first element in the buffer.
     pub offset: usize,
     /// Dims, outermost first.
     pub dims: Vec<usize>,
-    /// Stride of each dim.
+    /// Strides of the dims, in elements.
     pub strides: Vec<usize>,
 }
 
 impl View {
-    /// Positions of its elements in the buffer, in the order of the dims.
+    /// Positions of the elements in the buffer, in the order of the dims.
     #[must_use]
     pub fn positions(&self) -> Vec<usize> {
         self.each(|position| position)
     }
 
-    /// What `of` makes of the position of each element, in the order of the dims.
+    /// Results of `of` for the position of each element, in the order of the dims.
     pub fn each<T>(&self, mut of: impl FnMut(usize) -> T) -> Vec<T> {
         let Some((&len, outer)) = self.dims.split_last() else {
             return vec![of(self.offset)];
@@ -224,7 +226,7 @@ impl View {
         all
     }
 
-    /// What is at `index` of the outermost dims.
+    /// The subtensor at `index` of the outermost dims.
     #[must_use]
     pub fn entry(&self, index: &[usize]) -> Self {
         let inside = index.iter().zip(&self.strides);
@@ -236,7 +238,7 @@ impl View {
         }
     }
 
-    /// The `len` entries of `dim` from `start` on.
+    /// The `len` entries of dim `dim` from `start` on.
     #[must_use]
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Self {
         let mut view = self.clone();
@@ -245,10 +247,10 @@ impl View {
         view
     }
 
-    /// The tensor, given all elements of every buffer.
+    /// The view as a tensor. `bases` has all elements of each buffer.
     ///
     /// # Errors
-    /// Where it leaves its buffer.
+    /// If the view leaves its buffer.
     pub fn of<'a>(&self, bases: &[Tensor<'a>]) -> Result<Tensor<'a>, Error> {
         let elements = self.dims.iter().map(|&dim| dim.max(1)).product();
         let mut tensor = bases[self.buffer].narrow(0, self.offset, elements)?;

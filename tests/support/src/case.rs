@@ -1,4 +1,4 @@
-//! One launch in memory: buffers, and which views of them are its tensors.
+//! One launch in memory: buffers, and the views of them that are its tensors.
 
 use std::ops::{Deref, DerefMut};
 
@@ -9,12 +9,12 @@ use crate::buffer::{Buffer, View};
 use crate::problem::{Sizes, conv, window_snapshots};
 use crate::rows::{Row, rows, tokens_of_no_row};
 
-/// A launch in memory; after it, the same with the buffers as they are then. States are in the layout of the options.
+/// The memory and the arguments of a launch, before or after it. States have the layout of the options.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What the views are of.
+    /// Buffers that the views point into.
     pub buffers: Vec<Buffer>,
-    /// The tensors.
+    /// Arguments of the launch, with a view for each tensor.
     pub args: Arguments<View>,
 }
 
@@ -32,7 +32,7 @@ impl DerefMut for Case {
     }
 }
 
-/// The same bytes everywhere.
+/// Cases are equal if all bytes of all buffers are equal.
 impl PartialEq for Case {
     fn eq(&self, other: &Self) -> bool {
         self.buffers == other.buffers
@@ -40,7 +40,7 @@ impl PartialEq for Case {
 }
 
 impl Case {
-    /// Whether the launch writes something in `buffer`.
+    /// Whether the launch writes to `buffer`.
     #[must_use]
     pub fn writes(&self, buffer: usize) -> bool {
         let windows = self.windows().map(|[_, written]| written);
@@ -57,7 +57,7 @@ impl Case {
         written.any(|view| view.is_some_and(|view| buffer == view.buffer))
     }
 
-    /// Whether every byte is the same, whatever kernels leave in their workspace.
+    /// Whether all bytes except those of the workspace are equal.
     #[must_use]
     pub fn is_same_but_for_the_workspace(&self, other: &Self) -> bool {
         let of_workspace = self.workspace.as_ref().map(|view| view.buffer);
@@ -65,10 +65,10 @@ impl Case {
         places.all(|i| Some(i) == of_workspace || self.buffers[i] == other.buffers[i])
     }
 
-    /// `[B, T, HV, V]`, or `[1, total, HV, V]`.
+    /// The output o, `[B, T, HV, V]`, or `[1, total, HV, V]` if rows are packed.
     ///
     /// # Panics
-    /// Of a commit.
+    /// If the launch is a commit, which has no output.
     #[must_use]
     pub fn o(&self) -> &View {
         self.outputs().expect("there are new tokens")
@@ -93,7 +93,7 @@ impl Case {
         view.each(|i| buffer.index(i))
     }
 
-    /// A pool, or snapshots, as `[…, HV, V, K]` whatever the layout.
+    /// A pool or snapshots as `[…, HV, V, K]`, in either layout.
     #[must_use]
     pub fn as_klast(&self, states: &View) -> View {
         let mut view = states.clone();
@@ -105,33 +105,33 @@ impl Case {
         view
     }
 
-    /// Row and token of `token` among those of all rows.
+    /// Row and token within the row of token `token` of all rows.
     #[must_use]
     pub fn token(&self, token: usize) -> [usize; 2] {
         let of_row = self.o().dims[1];
         [token / of_row, token % of_row]
     }
 
-    /// Bits of o, `[B, T, HV, V]`; none of a commit.
+    /// Bits of o, `[B, T, HV, V]`. Empty for a commit.
     #[must_use]
     pub fn o_bits(&self) -> Vec<u64> {
         self.outputs().map_or(Vec::new(), |o| self.bits(o))
     }
 
-    /// Bits of the pool that is written, `[P, HV, V, K]`.
+    /// Bits of the written pool, `[P, HV, V, K]`.
     #[must_use]
     pub fn state_bits(&self) -> Vec<u64> {
         self.bits(&self.as_klast(self.written_pool()))
     }
 
-    /// Bits of the windows that are written, `[P, D, columns]`; none without a convolution.
+    /// Bits of the written windows, `[P, D, columns]`. Empty without a convolution.
     #[must_use]
     pub fn window_bits(&self) -> Vec<u64> {
         self.windows()
             .map_or(Vec::new(), |[_, written]| self.bits(written))
     }
 
-    /// Bits of slot `slot` of the written windows, `[D, columns]`; none without a convolution.
+    /// Bits of slot `slot` of the written windows, `[D, columns]`. Empty without a convolution.
     #[must_use]
     pub fn slot_window_bits(&self, slot: usize) -> Vec<u64> {
         self.windows().map_or(Vec::new(), |[_, written]| {
@@ -145,7 +145,7 @@ impl Case {
         self.bits(&self.as_klast(self.written_pool()).entry(&[slot]))
     }
 
-    /// Bits of the state after token `t` of row `b`, as the snapshots have it, `[HV, V, K]`.
+    /// Bits of the snapshot of the state after token `t` of row `b`, `[HV, V, K]`.
     ///
     /// # Panics
     /// Without snapshots.
@@ -155,13 +155,13 @@ impl Case {
         self.bits(&self.as_klast(snapshots).entry(&[b, t]))
     }
 
-    /// Bits of the window after token `t` of row `b`, as its snapshots have it, `[D, W − 1]`; none without such.
+    /// Bits of the snapshot of the window after token `t` of row `b`, `[D, W − 1]`. Empty without snapshots of windows.
     #[must_use]
     pub fn window_snapshot_bits(&self, b: usize, t: usize) -> Vec<u64> {
         window_snapshots(self).map_or(Vec::new(), |view| self.bits(&view.entry(&[b, t])))
     }
 
-    /// Bits of the window in slot `slot` of the written ones from column `column` on, `[D, W − 1]`; none without a
+    /// Bits of the window that starts at column `column` of slot `slot` of the written windows, `[D, W − 1]`. Empty without a
     /// convolution.
     #[must_use]
     pub fn window_bits_at(&self, slot: usize, column: usize) -> Vec<u64> {
@@ -172,19 +172,19 @@ impl Case {
         self.bits(&written.entry(&[slot]).narrow(1, column, inputs))
     }
 
-    /// What each row does.
+    /// The tokens and the slots that each row reads and writes.
     #[must_use]
     pub fn rows(&self) -> Vec<Row> {
         rows(&self.args, |view| self.indices(view))
     }
 
-    /// Packed tokens that are no row's.
+    /// Packed tokens that belong to no row.
     #[must_use]
     pub fn tokens_of_no_row(&self) -> Vec<usize> {
         tokens_of_no_row(&self.args, |view| self.indices(view))
     }
 
-    /// The tensors that lie in `buffer`, for messages.
+    /// Names of the tensors in `buffer`, for messages.
     #[must_use]
     pub fn names_of(&self, buffer: usize) -> String {
         let mut args = self.args.clone();

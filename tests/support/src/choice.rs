@@ -1,4 +1,5 @@
-//! What the library is to choose where a caller names no formulation: its rule, once more, of a case's own sizes.
+//! The formulation that the library is expected to choose if the caller names none: a second statement of the rule, from a case's
+//! own sizes.
 
 use gated_delta::{DType, Formulation, StateLayout};
 use gated_delta_harness::arguments::{Arguments, Operator};
@@ -6,7 +7,7 @@ use gated_delta_harness::arguments::{Arguments, Operator};
 use crate::case::Case;
 use crate::problem::Shaped;
 
-/// Whether a launch that names nothing is a prefill.
+/// Whether a launch without a named formulation is a prefill.
 pub(crate) fn is_prefill<T: Shaped>(args: &Arguments<T>) -> bool {
     let o = match (&args.new, &args.convolved) {
         (Some(new), _) => &new.o,
@@ -20,7 +21,7 @@ pub(crate) fn is_prefill<T: Shaped>(args: &Arguments<T>) -> bool {
     args.pending.is_none() && (longest > 16 || has_more)
 }
 
-/// Most tokens of a row, new and previous; 0 where there are none.
+/// Largest number of new and of previous tokens of a row, 0 without such tokens.
 fn tokens<T: Shaped>(args: &Arguments<T>) -> [usize; 2] {
     let packed = args.packed.as_ref().map(|packed| packed.max_tokens);
     let new = args.new.as_ref().map(|new| &new.o);
@@ -31,7 +32,7 @@ fn tokens<T: Shaped>(args: &Arguments<T>) -> [usize; 2] {
     [new, previous.map_or(0, |tensor| tensor.dims()[1])]
 }
 
-/// H, where a convolution or a norm is around the recurrence.
+/// H of a layer step, which has a convolution or a norm. `None` for other launches.
 fn heads_of_layer<T: Shaped>(args: &Arguments<T>) -> Option<usize> {
     let of_commit = args.previous_x.as_ref().and_then(|kept| kept.conv.as_ref());
     let convolved = args.convolved.as_ref().map(|convolved| convolved.heads);
@@ -42,7 +43,7 @@ fn heads_of_layer<T: Shaped>(args: &Arguments<T>) -> Option<usize> {
     })
 }
 
-/// What the library is to choose for a case that names nothing.
+/// The formulation that the library is expected to choose for a case without a named one.
 #[must_use]
 pub fn chosen(case: &Case) -> Formulation {
     if is_prefill(&case.args) {
@@ -84,7 +85,7 @@ pub fn chosen(case: &Case) -> Formulation {
 }
 
 impl Case {
-    /// How it is computed, whether it says so or not.
+    /// The formulation that computes the case: the named one, or the choice of the library.
     #[must_use]
     pub fn formulation(&self) -> Formulation {
         match self.options.formulation {
@@ -93,7 +94,7 @@ impl Case {
         }
     }
 
-    /// Without the name of its formulation, where that is what the library is to choose.
+    /// The same case without a named formulation, if the library is expected to choose the named one.
     pub(crate) fn unnamed(mut self) -> Self {
         if chosen(&self) == self.options.formulation {
             self.options.formulation = Formulation::Auto;

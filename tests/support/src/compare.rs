@@ -1,4 +1,4 @@
-//! What a launch must leave behind: results within a bound of the reference, everything else as it was.
+//! Checks of a launch: results are within a bound of the reference, and all other bytes are unchanged.
 
 use gated_delta::{DType, Entry};
 pub use gated_delta_reference::compare::norm;
@@ -12,8 +12,8 @@ use crate::problem::{Sizes, conv, window_snapshots};
 use crate::truth;
 pub use crate::truth::truth;
 
-/// Panics unless `got` is the rounding of something whose distance to `exact` is at most `allowed`; NaN of what was read
-/// must be in the same places.
+/// Panics unless each value of `got` is the rounding to `dtype` of a value within `allowed` of `exact`. NaN of inputs must come out
+/// in the same places.
 #[track_caller]
 pub fn assert_close(what: &str, got: &[f64], exact: &[f64], dtype: DType, allowed: f64) {
     assert_eq!(got.len(), exact.len(), "{what}: elements");
@@ -36,14 +36,14 @@ pub fn assert_close(what: &str, got: &[f64], exact: &[f64], dtype: DType, allowe
     }
 }
 
-/// Panics unless `after` is what a launch on `before` must leave: o, the written states and the snapshots as the
-/// reference has them, zeros for inactive rows, and every other byte of every buffer as it was.
+/// Panics unless `after` is a correct result of a launch on `before`. o, the written states and the snapshots are within bounds of
+/// the reference. Inactive rows have zero output. All other bytes of all buffers are unchanged.
 #[track_caller]
 pub fn check(before: &Case, after: &Case) {
     check_by(&truth(before, Some(after)), before, after);
 }
 
-/// [`check`], of a launch about which the truth is `wanted`.
+/// Like [`check`], with `wanted` as the reference's results.
 ///
 /// # Panics
 /// As [`check`].
@@ -123,8 +123,8 @@ pub fn check_by(wanted: &Judgement, before: &Case, after: &Case) {
     assert_rest_unchanged(before, after, &written);
 }
 
-/// Panics unless every window that is written, in the pool or as a snapshot, is the inputs of it and the row's that come
-/// last, bit for bit. Returns what is written of windows.
+/// Panics unless each written window, in the pool or as a snapshot, has the last inputs of the old window and the row, bit for bit.
+/// Returns the views of the written windows.
 #[track_caller]
 fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
     let (Some(conv), Some([read, write])) = (conv(before), before.windows()) else {
@@ -135,7 +135,7 @@ fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
     let steps = wanted.window_snapshots.as_deref();
     let len = conv.weight.dims[1] - 1;
     let mut written = Vec::new();
-    // The reference, which has no bits, says so too: it has all of `whole`, and of each channel, one of `dims[0]` entries'.
+    // The reference gives the same windows as values, without bits: all of `whole`, one of `dims[0]` entries for each channel.
     let mut check =
         |what: &str, view: View, inputs: &[u64], (whole, exact): (&View, &[f64]), entry: usize| {
             assert!(after.bits(&view) == inputs, "{what} is wrong");
@@ -161,7 +161,7 @@ fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
             Some([slot, column]) => before.bits(&read.entry(&[slot]).narrow(1, column, len)),
             None => vec![0; read.dims[1] * len],
         };
-        // Of each channel, all inputs from the window's oldest on.
+        // All inputs of each channel, from the window's oldest input on.
         let mut inputs: Vec<Vec<u64>> = bits.chunks(len).map(<[u64]>::to_vec).collect();
         let push = |inputs: &mut Vec<Vec<u64>>, x: View| {
             let x = before.bits(&x);
@@ -189,7 +189,7 @@ fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
             push(&mut inputs, x.entry(&before.token(token)));
         }
         if let Some(slot) = window.end {
-            // Those after each token, one behind the other, or that after the last one.
+            // The windows after each token, concatenated, or the window after the last token.
             let columns = match before.token_slots {
                 Some(_) => len - 1 + tokens.len(),
                 None => len,
@@ -216,16 +216,16 @@ fn check_windows(before: &Case, after: &Case, wanted: &Judgement) -> Vec<View> {
     written
 }
 
-/// States after a launch.
+/// Check of the states after a launch.
 struct States<'a> {
     after: &'a Case,
-    /// Every view that was checked.
+    /// Views that were checked.
     written: Vec<View>,
 }
 
 impl States<'_> {
-    /// The states at `index` of `view`, `[…, HV, V, K]`, are those of `exact`, which has the same dims, but for what is
-    /// allowed, `[…, HV]`.
+    /// Panics unless the states at `index` of `view`, `[…, HV, V, K]`, are within `allowed`, `[…, HV]`, of `exact`, which has the
+    /// dims of the states.
     #[track_caller]
     fn check(
         &mut self,
@@ -262,15 +262,14 @@ impl States<'_> {
     }
 }
 
-/// What the reference leaves of a launch on `case` that starts from other states, `[P, HV, V, K]`, in its pool: o, and the
-/// states.
+/// Output and final states by the reference of a launch on `case` whose pool has the values `states`, `[P, HV, V, K]`.
 #[must_use]
 pub fn reference(case: &Case, states: &[f64]) -> (Vec<f64>, Vec<f64>) {
     truth::after(case, states)
 }
 
-/// Panics unless o, the written pool and the snapshots of two launches are as near each other as results of a launch
-/// on `before` may be that differ in rounding alone. The two may have different layouts.
+/// Panics unless o, the written pool and the snapshots of two launches on `before` differ by rounding only. The two may have
+/// different layouts of states.
 #[track_caller]
 pub fn assert_near(before: &Case, one: &Case, other: &Case) {
     let Allowed {
@@ -286,7 +285,8 @@ pub fn assert_near(before: &Case, one: &Case, other: &Case) {
     near("snapshot", [one, other], of, &snapshots);
 }
 
-/// Panics unless what `view` shows of both cases is near, in as many parts as `allowed` has.
+/// Panics unless the elements of `view` in both cases are near each other. The view is compared in as many parts as `allowed` has
+/// entries.
 #[track_caller]
 fn near(what: &str, cases: [&Case; 2], view: impl Fn(&Case) -> Option<View>, allowed: &[f64]) {
     let [one, other] = cases.map(|case| view(case).map_or(Vec::new(), |view| case.floats(&view)));
@@ -294,13 +294,13 @@ fn near(what: &str, cases: [&Case; 2], view: impl Fn(&Case) -> Option<View>, all
     let len = one.len() / allowed.len().max(1);
     for (i, allowed) in allowed.iter().enumerate() {
         let part = i * len..(i + 1) * len;
-        // NaN on both sides is what nothing was written over.
+        // NaN on both sides marks elements that neither launch wrote.
         let (one, other): (Vec<f64>, Vec<f64>) = one[part.clone()]
             .iter()
             .zip(&other[part])
             .filter(|(one, other)| !(one.is_nan() && other.is_nan()))
             .unzip();
-        // Each of the two may be so far from the truth.
+        // Each of the two results may be `allowed` away from the exact one.
         assert_close(
             &format!("{what} {i}"),
             &one,
@@ -311,7 +311,7 @@ fn near(what: &str, cases: [&Case; 2], view: impl Fn(&Case) -> Option<View>, all
     }
 }
 
-/// Panics where a byte changed that is in none of `written`.
+/// Panics if a byte outside of the `written` views has changed.
 #[track_caller]
 pub fn assert_rest_unchanged(before: &Case, after: &Case, written: &[View]) {
     for (i, was) in before.buffers.iter().enumerate() {
@@ -332,10 +332,10 @@ pub fn assert_rest_unchanged(before: &Case, after: &Case, written: &[View]) {
     }
 }
 
-/// Runs `case` on every backend, with the variant that is selected or with `variant`, and checks what comes out.
+/// Runs `case` on every backend, with `variant` or with the selected variant, and checks the results.
 ///
 /// # Panics
-/// Where it is wrong.
+/// If a result is wrong.
 #[track_caller]
 pub fn check_everywhere(case: &Case, variant: Option<Entry>) {
     for backend in backends() {
@@ -343,10 +343,10 @@ pub fn check_everywhere(case: &Case, variant: Option<Entry>) {
     }
 }
 
-/// [`check_everywhere`] where it is the backend's turn.
+/// Like [`check_everywhere`], on the backends whose turn it is.
 ///
 /// # Panics
-/// Where it is wrong.
+/// If a result is wrong.
 pub fn check_in_turn(turns: &Turns, case: &Case, variant: Option<Entry>) {
     turns.next(|backend| check(case, &backend.run(case, variant)));
 }

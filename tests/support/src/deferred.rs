@@ -1,4 +1,4 @@
-//! States that wait for the tokens of a ring: problems in memory, their launches, and what must have come out.
+//! Steps with deferred write-back: random problems in memory, their launches, and the expected results.
 
 use gated_delta::{
     Activation, BetaScale, DType, Entry, Error, Formulation, HeadMap, KdaBeta, Library, Options,
@@ -25,89 +25,90 @@ use crate::buffer::{Buffer, View};
 use crate::case::Case;
 use crate::compare::assert_close;
 
-/// A convolution before the recurrence.
+/// The convolution of a layer with deferred write-back.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvSpec {
-    /// W
+    /// W, the number of taps.
     pub taps: usize,
-    /// Whether something is added to the sums.
+    /// Whether there is a bias, which is added to the sums.
     pub bias: bool,
-    /// Of the sums.
+    /// Activation of the sums.
     pub activation: Activation,
-    /// Of the taps and the bias.
+    /// Dtype of the taps and the bias.
     pub weight: DType,
-    /// Whether the channels of a window lie side by side, and not its inputs.
+    /// Whether the channels of a window are contiguous, rather than the inputs of a channel.
     pub by_input: bool,
 }
 
-/// A norm after it.
+/// The norm of a layer with deferred write-back.
 #[derive(Clone, Copy, Debug)]
 pub struct NormSpec {
-    /// Of z.
+    /// Activation of z, the gate of the norm.
     pub activation: Activation,
-    /// Of the norm's weight.
+    /// Dtype of the norm's weight.
     pub weight: DType,
 }
 
-/// Added to the mean of o².
+/// Epsilon of the norm, added to the mean of o².
 const EPS: f32 = 1e-5;
 
-/// What a problem is like; its values follow from the seed.
+/// Sizes and switches of a problem. Its values follow from the seed.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Whose layer.
+    /// Operator of the layer.
     pub operator: Operator,
-    /// Gates are computed in the kernel.
+    /// Whether the kernel computes the gates, from raw ones and parameters.
     pub raw_gates: bool,
-    /// Of the pool.
+    /// Dtype of the states in the pool.
     pub state: DType,
-    /// Of q, k, v, o and the keys, of x, its windows and z; keys are f32 where a convolution makes them.
+    /// Dtype of q, k, v, o and the keys in the rings, and of x, its windows and z. With a convolution the keys in the rings are
+    /// f32.
     pub io: DType,
-    /// Of u in the rings: not always f32 with `parallel` alone.
+    /// Dtype of u in the rings: f32, or another one if `parallel` is set.
     pub updates: DType,
-    /// Of slots, lengths and bases.
+    /// Dtype of the slots, the lengths and the bases.
     pub index: DType,
-    /// Of every row.
+    /// Slot index of each row.
     pub slots: Vec<i64>,
-    /// P
+    /// P, the number of slots of the pool.
     pub pool_slots: usize,
-    /// H and HV / H.
+    /// H, and the ratio HV / H.
     pub heads: [usize; 2],
-    /// K = V
+    /// K = V.
     pub dim: usize,
-    /// N and R.
+    /// N, the most pending tokens of a slot, and R, the entries of its ring.
     pub ring: [usize; 2],
-    /// Of every row, whatever is out of range too.
+    /// Number of pending tokens of each row. It may be out of range.
     pub len: Vec<i64>,
-    /// The same.
+    /// Ring entry of each row's first pending token. It may be out of range.
     pub base: Vec<i64>,
-    /// Rows that are fresh, where some are.
+    /// Whether each row is fresh. `None` without fresh rows.
     pub fresh: Option<Vec<bool>>,
-    /// T, or 0 for a flush: more than one with `parallel` alone.
+    /// T: 1, or more if `parallel` is set. 0 for a flush.
     pub tokens: usize,
-    /// All tokens at once, on the tensor cores.
+    /// Whether all tokens are computed together on tensor cores (`Formulation::Parallel`).
     pub parallel: bool,
-    /// Elements between what is contiguous, where views may have gaps.
+    /// Number of unused elements in the gaps of views, 0 for dense ones.
     pub gap: usize,
-    /// The head map, of query/key heads that several value heads share.
+    /// Head map: tiled, rather than grouped value heads of a query/key head.
     pub tiled: bool,
-    /// Whether q and k are normalised.
+    /// Whether the kernel normalises q and k.
     pub l2norm: bool,
-    /// v of each token, the state of each slot and u of each pending token, of each value head, are of a size of their own, as those of
+    /// Whether v of each token, the state of each slot and u of each pending token have a random size in each value head, as with
     /// [`Spec::spread`](crate::spec::Spec::spread).
     pub spread: bool,
-    /// A slot that makes its row inactive.
+    /// The null slot: rows with this slot index are inactive.
     pub null_slot: Option<u32>,
-    /// What makes q, k and v of the tokens.
+    /// Convolution of q, k and v. `None` if q, k and v are given.
     pub conv: Option<ConvSpec>,
-    /// What becomes of o.
+    /// Norm of o. `None` for a plain o.
     pub norm: Option<NormSpec>,
-    /// Of the values.
+    /// Seed of the values.
     pub seed: u64,
 }
 
 impl Spec {
-    /// Rows of so many pending tokens each, in slots and at bases of their own.
+    /// A problem with one row for each entry of `len`, its number of pending tokens. Each row has its own slot and base.
     #[must_use]
     pub fn new(operator: Operator, state: DType, dim: usize, len: &[i64]) -> Self {
         let rows = len.len();
@@ -139,7 +140,7 @@ impl Spec {
         }
     }
 
-    /// With so many drafts a step, and up to 16 tokens pending.
+    /// The same problem with `tokens` drafts a step and up to 16 pending tokens.
     #[must_use]
     pub fn drafts(self, tokens: usize) -> Self {
         Self {
@@ -150,7 +151,7 @@ impl Spec {
         }
     }
 
-    /// With a convolution of four taps and SiLU, and a norm: a whole layer.
+    /// The same problem as a whole layer: with a convolution of four taps and SiLU, and a norm.
     #[must_use]
     pub fn layer(self) -> Self {
         Self {
@@ -169,7 +170,7 @@ impl Spec {
         }
     }
 
-    /// Of row b: its slot, pending tokens and base, unless it is inactive.
+    /// Slot, number of pending tokens and base of row `b`. `None` if the row is inactive.
     #[must_use]
     pub fn live(&self, b: usize) -> Option<[usize; 3]> {
         let within = |index: i64, end: usize| usize::try_from(index).ok().filter(|&i| i < end);
@@ -182,24 +183,24 @@ impl Spec {
         ])
     }
 
-    /// Whether windows wait as states do.
+    /// Whether the write-back of windows is deferred too.
     #[must_use]
     pub fn windows_wait(&self) -> bool {
         self.parallel && self.conv.is_some()
     }
 
-    /// Whether the formulation is not named, where the library is to choose it: by a bit of the seed.
+    /// Whether the formulation is left to the library, if it would choose this one. A bit of the seed decides.
     fn unnamed(&self) -> bool {
         self.seed & 2 != 0
     }
 
-    /// Whether row b starts from zeros.
+    /// Whether row `b` starts from a state and a window of zeros.
     #[must_use]
     pub fn is_fresh(&self, b: usize) -> bool {
         self.fresh.as_ref().is_some_and(|fresh| fresh[b])
     }
 
-    /// Whether row b writes its state.
+    /// Whether row `b` writes its state.
     #[must_use]
     pub fn writes(&self, b: usize) -> bool {
         self.live(b).is_some_and(|[_, len, _]| {
@@ -208,15 +209,15 @@ impl Spec {
         })
     }
 
-    /// The problem in memory: NaN, or an index that is out of range, in every gap, in entries that are not pending, and in
-    /// slots of fresh rows.
+    /// The problem in memory. Gaps, ring entries that are not pending and slots of fresh rows have NaN, or an index that is out of
+    /// range.
     #[must_use]
     pub fn problem(&self) -> Problem {
         Problem::new(self)
     }
 }
 
-/// The entries of states that wait.
+/// The entries of steps with deferred write-back.
 pub fn entries() -> impl Iterator<Item = Entry> {
     let is_deferred = |entry: &Entry| {
         let computes = entry.computes();
@@ -225,8 +226,8 @@ pub fn entries() -> impl Iterator<Item = Entry> {
     Entry::ALL.iter().copied().filter(is_deferred)
 }
 
-/// Of an entry, of each operator, with each dtype that its states may have, and that u may have: rows of so many pending tokens each, of a layer's entry with a
-/// convolution and a norm; of drafts twice as many, as N is twice as large.
+/// Problems of an entry, one for each operator, dtype of states and dtype of u that it takes. Rows have `len` pending tokens; with
+/// drafts twice as many, since N is twice as large. Entries of layers have a convolution and a norm.
 #[must_use]
 pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     let Some(computes) = entry.computes() else {
@@ -269,13 +270,13 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     specs
 }
 
-/// Whether an entry is for a convolution, a norm or both.
+/// Whether an entry is a layer step: with a convolution, a norm or both.
 #[must_use]
 pub fn is_layer(entry: Entry) -> bool {
     (entry.computes()).is_some_and(|computes| computes.family.layer && computes.family.deferred)
 }
 
-/// Positions of the tensors' buffers.
+/// Names of the tensors, by the position of their buffers.
 const NAMES: [&str; COUNT] = [
     "q",
     "k",
@@ -326,7 +327,7 @@ const NORM_WEIGHT: usize = 21;
 const INPUTS: usize = 22;
 const COUNT: usize = 23;
 
-/// What is fixed for a layer, and what its tokens bring.
+/// Positions of the weights of a layer and of the inputs of its tokens.
 const GIVEN: [usize; 12] = [
     Q,
     K,
@@ -342,20 +343,20 @@ const GIVEN: [usize; 12] = [
     NORM_WEIGHT,
 ];
 
-/// What stays in slots.
+/// Positions of the tensors that are kept in slots.
 const KEPT: [usize; 6] = [POOL, KEYS, UPDATES, DECAYS, WINDOWS, INPUTS];
 
-/// Slots, heads and entries.
+/// All combinations of a slot, a head and an entry.
 fn all(slots: usize, heads: usize, entries: usize) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..slots).flat_map(move |slot| {
         (0..heads).flat_map(move |head| (0..entries).map(move |entry| (slot, head, entry)))
     })
 }
 
-/// A launch in memory; after it, the same with the buffers as they are then.
+/// The memory and the arguments of a launch, before or after it.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// What it is like.
+    /// Sizes and switches of the problem.
     pub spec: Spec,
     buffers: Vec<Buffer>,
     views: Vec<View>,
@@ -413,7 +414,7 @@ impl Problem {
                 G | BETA | DECAYS | A_LOG | DT_BIAS => DType::F32,
                 _ => unreachable!("{}", NAMES[i]),
             };
-            // Rings stay 16-byte aligned, whatever the gaps of others.
+            // Rings stay 16-byte aligned even if other tensors have gaps.
             let gap = match i {
                 KEYS | UPDATES => 8 * spec.gap,
                 A_LOG | DT_BIAS | SLOTS | LEN | BASE | FRESH => 0,
@@ -529,7 +530,7 @@ impl Problem {
         }
     }
 
-    /// Multiplies what lies at an index by a size.
+    /// Multiplies the elements at `index` of tensor `i` by a random power of two.
     fn spread_out(&mut self, i: usize, index: &[usize], rng: &mut SmallRng) {
         let spec = &self.spec;
         let most = match [spec.io, spec.state].contains(&DType::F16) {
@@ -553,12 +554,12 @@ impl Problem {
         });
     }
 
-    /// Multiples of ⅛ up to 1, so that a convolution's sums are exact, in f32 and before it.
+    /// Fills the elements at `index` of tensor `i` with multiples of ⅛ up to 1, so that the sums of a convolution are exact in f32.
     fn eighths(&mut self, i: usize, index: &[usize], rng: &mut SmallRng) {
         self.change(i, index, |_| f64::from(rng.random_range(-8i8..=8)) / 8.0);
     }
 
-    /// Makes of each value that lies at an index another one.
+    /// Replaces each value at `index` of tensor `i` by `of` it.
     fn change(&mut self, i: usize, index: &[usize], of: impl FnMut(f64) -> f64) {
         let view = self.views[i].entry(index);
         let values: Vec<f64> = self.buffers[i]
@@ -581,31 +582,31 @@ impl Problem {
         self.buffers[i].bits_of(&self.views[i].entry(index))
     }
 
-    /// Bits of o of row b.
+    /// Bits of o of row `b`.
     #[must_use]
     pub fn o_bits(&self, b: usize) -> Vec<u64> {
         self.bits_at(O, &[b])
     }
 
-    /// Bits of the state in a slot.
+    /// Bits of the state in slot `slot`.
     #[must_use]
     pub fn state_bits(&self, slot: usize) -> Vec<u64> {
         self.bits_at(POOL, &[slot])
     }
 
-    /// The state in a slot.
+    /// Values of the state in slot `slot`.
     #[must_use]
     pub fn state(&self, slot: usize) -> Vec<f64> {
         self.floats_at(POOL, &[slot])
     }
 
-    /// o of row b.
+    /// Values of o of row `b`.
     #[must_use]
     pub fn o(&self, b: usize) -> Vec<f64> {
         self.floats_at(O, &[b])
     }
 
-    /// Bits of an entry of a slot's ring, all that a token left.
+    /// Bits of ring entry `entry` of slot `slot`: the key, u and the decay of a token.
     #[must_use]
     pub fn entry_bits(&self, slot: usize, entry: usize) -> Vec<u64> {
         let heads = |i: usize| (0..self.views[i].dims[1]).map(move |head| (i, head));
@@ -615,24 +616,24 @@ impl Problem {
             .collect()
     }
 
-    /// All bytes that a launch may write.
+    /// Buffers that a launch may write to.
     #[must_use]
     pub fn written(&self) -> [&Buffer; 7] {
         [O, POOL, KEYS, UPDATES, DECAYS, WINDOWS, INPUTS].map(|i| &self.buffers[i])
     }
 
-    /// Bits of the window in a slot.
+    /// Bits of the window in slot `slot`.
     #[must_use]
     pub fn window_bits(&self, slot: usize) -> Vec<u64> {
         self.bits_at(WINDOWS, &[slot])
     }
 
-    /// With the windows of another.
+    /// Copies the windows of another problem.
     pub fn take_windows(&mut self, other: &Self) {
         self.buffers[WINDOWS] = other.buffers[WINDOWS].clone();
     }
 
-    /// With states, rings and windows as `after` left them, `kept` of the tokens of each row pending, and new tokens of `seed`.
+    /// The next step: states, rings and windows of `after`, `kept` pending tokens in each row, and new tokens from `seed`.
     #[must_use]
     pub fn next(&self, after: &Self, kept: usize, seed: u64) -> Self {
         let mut spec = self.spec.clone();
@@ -650,7 +651,7 @@ impl Problem {
         after.with_states_of_this(&spec)
     }
 
-    /// Another problem, with this one's states, rings and windows.
+    /// A problem with the sizes and switches of `spec` and with this one's states, rings and windows.
     #[must_use]
     pub fn with_states_of_this(&self, spec: &Spec) -> Self {
         let mut next = spec.problem();
@@ -658,7 +659,7 @@ impl Problem {
         next
     }
 
-    /// The same tokens, states, rings and windows, otherwise as `change` has it.
+    /// The same tokens, states, rings and windows, with sizes and switches changed by `change`.
     #[must_use]
     pub fn changed(&self, change: impl FnOnce(&mut Spec)) -> Self {
         let mut spec = self.spec.clone();
@@ -672,7 +673,7 @@ impl Problem {
         other
     }
 
-    /// With this many times its q and k, or what a convolution makes them of.
+    /// The same problem with q and k multiplied by `power`. With a convolution its taps and bias for q and k are multiplied.
     #[must_use]
     pub fn with_times_the_queries_and_keys(&self, power: f32) -> Self {
         let mut other = self.clone();
@@ -695,14 +696,14 @@ impl Problem {
         other
     }
 
-    /// With the states, rings and windows of another.
+    /// Copies the states, rings and windows of another problem.
     pub fn take_states(&mut self, other: &Self) {
         for i in KEPT {
             self.buffers[i] = other.buffers[i].clone();
         }
     }
 
-    /// With this log decay of the `j`-th pending token of every row, and of every new token if there is none such.
+    /// Sets the log decay of the `j`-th pending token of each row, or of the new tokens of a row with at most `j` pending ones.
     pub fn set_log_decay(&mut self, j: usize, log_decay: f32) {
         for b in 0..self.spec.slots.len() {
             let Some([slot, len, base]) = self.spec.live(b) else {
@@ -725,7 +726,7 @@ impl Problem {
         }
     }
 
-    /// The same with every entry of the rings, and every base, `by` further.
+    /// The same problem with all ring entries and all bases moved by `by` entries.
     #[must_use]
     pub fn turned(&self, by: usize) -> Self {
         let entries = self.spec.ring[1];
@@ -757,7 +758,7 @@ impl Problem {
         turned
     }
 
-    /// Makes NaN of every entry that is not pending.
+    /// Fills the ring entries that are not pending with NaN.
     pub fn forget_unpending(&mut self) {
         let entries = self.spec.ring[1];
         let mut pending = Vec::new();
@@ -786,7 +787,7 @@ impl Problem {
         }
     }
 
-    /// Row b of this problem alone.
+    /// Row `b` of this problem alone.
     #[must_use]
     pub fn alone(&self, b: usize) -> Self {
         let mut spec = self.spec.clone();
@@ -804,7 +805,7 @@ impl Problem {
         alone
     }
 
-    /// The first `tokens` tokens of every row alone.
+    /// The first `tokens` tokens of each row.
     #[must_use]
     pub fn first(&self, tokens: usize) -> Self {
         let mut first = self.clone();
@@ -815,7 +816,7 @@ impl Problem {
         first
     }
 
-    /// As a launch in memory.
+    /// The problem as a case, for other helpers.
     #[must_use]
     pub fn case(&self) -> Case {
         let spec = &self.spec;
@@ -899,10 +900,10 @@ impl Problem {
         }
     }
 
-    /// Copies the problem to a backend's memory, has `body` take its work there, and returns what memory is then.
+    /// Copies the problem to a backend's memory, runs `body` there, and returns the result of `body` and the memory after it.
     ///
     /// # Errors
-    /// The driver's.
+    /// The errors of the driver.
     pub fn on<R>(
         &self,
         backend: &Backend,
@@ -915,7 +916,7 @@ impl Problem {
         Ok((result?, self.after(after)))
     }
 
-    /// The same as a launch left it.
+    /// The problem with the memory of a case after its launch.
     fn after(&self, case: Case) -> Self {
         Self {
             buffers: case.buffers,
@@ -923,7 +924,7 @@ impl Problem {
         }
     }
 
-    /// Runs it with the variant that the library selects, or with `variant`.
+    /// Runs the problem with `variant`, or with the variant that the library selects.
     ///
     /// # Panics
     /// On any error.
@@ -933,10 +934,10 @@ impl Problem {
         self.after(backend.run(&self.case(), variant))
     }
 
-    /// Every variant.
+    /// All variants of the problem.
     ///
     /// # Panics
-    /// Where it is refused.
+    /// If the library refuses the problem.
     #[must_use]
     pub fn variants(&self) -> Vec<Entry> {
         let simulator = Backend::Simulator(Library::simulator());
@@ -945,7 +946,7 @@ impl Problem {
         variants.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The convolution, where there is one; `weight` and `bias` are its numbers.
+    /// The convolution for the reference. `weight` and `bias` have its values.
     fn conv<'a>(&self, [weight, bias]: &'a [Vec<f64>; 2]) -> Option<Conv<'a>> {
         let conv = self.spec.conv.filter(|_| self.spec.tokens > 0)?;
         Some(Conv {
@@ -957,7 +958,7 @@ impl Problem {
         })
     }
 
-    /// The norm, where there is one; `z` and `weight` are its numbers.
+    /// The norm for the reference. `z` and `weight` have its values.
     fn norm<'a>(&self, [z, weight]: &'a [Vec<f64>; 2]) -> Option<NormOfReference<'a>> {
         let norm = self.spec.norm.filter(|_| self.spec.tokens > 0)?;
         Some(NormOfReference {
@@ -968,8 +969,8 @@ impl Problem {
         })
     }
 
-    /// Where the inputs before a row's tokens lie, channel by channel, buffer and position: of its slot's window, or pending ones;
-    /// nowhere, zeros.
+    /// Buffers and positions of the inputs before a row's first token, by channel: in the window of its slot, or pending. `None`
+    /// stands for an input of zero.
     fn window(&self, b: usize, slot: usize) -> Vec<Vec<Option<(usize, usize)>>> {
         let [_, channels, inputs] = self.views[WINDOWS].dims[..] else {
             unreachable!("windows have three dims");
@@ -996,8 +997,8 @@ impl Problem {
         (0..channels).map(of_channel).collect()
     }
 
-    /// Bits of the window that a row leaves in its slot: that before its tokens where it waits; else without its oldest input, and
-    /// with the token's.
+    /// Bits of the window that a row leaves in its slot. With deferred write-back of windows the window is unchanged. Otherwise it
+    /// loses its oldest input and takes the token's.
     fn window_after(&self, b: usize, slot: usize) -> Vec<u64> {
         let bits = |place: &Option<(usize, usize)>| {
             place.map_or(0, |(buffer, i)| self.buffers[buffer].bits(i))
@@ -1012,8 +1013,7 @@ impl Problem {
             .collect()
     }
 
-    /// What the reference makes of it, where new tokens of rows that fold start from the states of `after`, and how far from that
-    /// results may be.
+    /// Results by the reference and their error bounds. New tokens of rows that flush start from the states of `after`.
     fn judged(&self, after: &Self) -> (After, AllowedOfRings) {
         let spec = &self.spec;
         let [h, ratio] = spec.heads;
@@ -1101,7 +1101,7 @@ impl Problem {
             true => Tolerance::PARALLEL,
             false => Tolerance::RECURRENT,
         };
-        // Sums of a convolution are exact, and what is made of them is not.
+        // Sums of a convolution are exact, their activations are rounded.
         let taps = match spec.conv {
             Some(conv) if conv.activation != Activation::None => CONVOLVED,
             _ => 0.0,
@@ -1111,8 +1111,8 @@ impl Problem {
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Panics unless `after` is what a launch on this must leave: o, folded states and entries within bounds of the
-    /// reference, windows moved by an input, and every other byte of every buffer as it was.
+    /// Panics unless `after` is a correct result of a launch on this problem. o, flushed states and ring entries are within bounds
+    /// of the reference. Windows have moved by one input. All other bytes of all buffers are unchanged.
     #[track_caller]
     pub fn check(&self, after: &Self) {
         let spec = &self.spec;

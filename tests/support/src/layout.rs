@@ -1,4 +1,4 @@
-//! How a problem lies in memory.
+//! Placement of a problem in memory.
 
 use gated_delta::{DType, StateLayout};
 use gated_delta_harness::arguments::{
@@ -13,52 +13,52 @@ use crate::buffer::{Buffer, View};
 use crate::case::Case;
 use crate::problem::{Array, Problem, workspace};
 
-/// Gaps between the rows, heads and slots of a tensor, and before it.
+/// Gaps before a tensor, and between its rows, heads and slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spacing {
-    /// None.
+    /// No gaps.
     Dense,
-    /// Multiples of 16 bytes, or none.
+    /// Gaps of 0 or a multiple of 16 bytes.
     Aligned,
-    /// Any number of elements, and heads may lie outside of rows; never 16-byte aligned.
+    /// Gaps of any number of elements. Heads may lie outside of rows. Addresses are never 16-byte aligned.
     Odd,
 }
 
-/// How a problem lies in memory.
+/// Dtypes and gaps of the tensors of a problem in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
-    /// Element of the pools.
+    /// Dtype of the pools.
     pub state: DType,
-    /// Elements of q, k, v and o; before a convolution, of x and the windows, of its weight, of its bias, and of o.
+    /// Dtypes of q, k, v and o. With a convolution: of x and the windows, of its weight, of its bias, and of o.
     pub qkvo: [DType; 4],
-    /// Elements of a or g, and of b or beta.
+    /// Dtypes of a or g, and of b or beta.
     pub gates: [DType; 2],
-    /// Elements of the read, write and token slots, of accepted, cu_seqlens and keep.
+    /// Dtypes of the read, write and token slots, of accepted, cu_seqlens and keep.
     pub indices: [DType; 6],
-    /// Elements of z, and of the norm's weight.
+    /// Dtypes of z and of the norm's weight.
     pub norm: [DType; 2],
-    /// Element of `fresh`.
+    /// Dtype of `fresh`.
     pub fresh: DType,
-    /// Element of `positions`.
+    /// Dtype of `positions`.
     pub positions: DType,
-    /// Windows are `[P, W − 1, D]` in memory, and those after each token `[B, steps, W − 1, D]`.
+    /// Whether windows are `[P, W − 1, D]` in memory, and the windows after each token `[B, steps, W − 1, D]`.
     pub token_major: bool,
-    /// q, k and v are slices of one buffer where their dtypes are the same, and so are x and z, and the gates.
+    /// Whether tensors share a buffer if their dtypes are the same: q, k and v; x and z; the gates.
     pub packed: bool,
-    /// Gaps of all tensors but the pools, the windows and the snapshots.
+    /// Gaps of all tensors except the pools, the windows and the snapshots.
     pub io: Spacing,
     /// Gaps of the pools, the windows and the snapshots.
     pub pools: Spacing,
-    /// Gaps of one of the [`TENSORS`], whatever the others have.
+    /// Gaps of one of the [`TENSORS`] by name, in place of its usual ones.
     pub apart: Option<(&'static str, Spacing)>,
-    /// The formulation is not named, where the library is to choose that which the options have.
+    /// Whether the formulation is left to the library, if it would choose the one in the options.
     pub unnamed: bool,
-    /// Of the gaps' sizes.
+    /// Seed of the sizes of gaps.
     pub seed: u64,
 }
 
 impl Form {
-    /// Everything f32, i32 and dense.
+    /// f32 and i32 everywhere, without gaps.
     pub const PLAIN: Self = Self {
         state: DType::F32,
         qkvo: [DType::F32; 4],
@@ -76,7 +76,7 @@ impl Form {
         seed: 0,
     };
 
-    /// Gaps of the tensor of this name.
+    /// Gaps of the tensor with this name.
     fn spacing(&self, name: &str) -> Spacing {
         match (self.apart, name) {
             (Some((apart, spacing)), _) if apart == name => spacing,
@@ -87,7 +87,7 @@ impl Form {
     }
 }
 
-/// The tensors that a launch may have: those of states first.
+/// Names of the tensors that a launch may have, those of states first.
 pub const TENSORS: [&str; 33] = [
     "pool",
     "write_pool",
@@ -124,9 +124,9 @@ pub const TENSORS: [&str; 33] = [
     "checkpoint_slots",
 ];
 
-/// Lays a problem out.
+/// Placement of values in memory.
 pub trait Layout {
-    /// In memory.
+    /// The problem in memory of this form.
     #[must_use]
     fn case(&self, form: &Form) -> Case;
 }
@@ -163,7 +163,7 @@ impl Layout for Problem {
             cu_seqlens: memory.array("cu_seqlens", form.indices[4], &packed.cu_seqlens, 1),
             max_tokens: packed.max_tokens,
         });
-        // Parameters of gates have no gaps at all, indices none within a row.
+        // Parameters of gates have no gaps, indices have none within a row.
         let mut optional = |name, dtype: DType, array: &Option<Array>| {
             let array = array.as_ref()?;
             let inner = match dtype {
@@ -242,7 +242,7 @@ struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Elements to leave out.
+    /// Random number of unused elements before a tensor or a dim.
     fn gap(&mut self, spacing: Spacing) -> usize {
         match spacing {
             Spacing::Dense => 0,
@@ -251,7 +251,7 @@ impl Memory<'_> {
         }
     }
 
-    /// An array in a buffer of its own without gaps.
+    /// Places an array in its own buffer, without gaps.
     fn dense(&mut self, dtype: DType, array: &Array) -> View {
         let len = array.dims.iter().product();
         self.buffers.push(Buffer::new(dtype, len));
@@ -263,13 +263,13 @@ impl Memory<'_> {
         }
     }
 
-    /// A tensor in a buffer of its own, its `inner` innermost dims without gaps.
+    /// Places a tensor in its own buffer. Its `inner` innermost dims have no gaps.
     fn tensor(&mut self, name: &str, dtype: DType, dims: &[usize], inner: usize) -> View {
         let order = (0..dims.len() - inner).rev().collect();
         self.ordered(name, dtype, dims, order)
     }
 
-    /// The same with the outer dims in this order, the innermost one first, unless the gaps are odd.
+    /// Like `tensor`, with the outer dims in memory in the order `order`, innermost first. Odd gaps override the order.
     fn ordered(&mut self, name: &str, dtype: DType, dims: &[usize], mut order: Vec<usize>) -> View {
         let spacing = self.form.spacing(name);
         let outer = order.len();
@@ -297,7 +297,7 @@ impl Memory<'_> {
         }
     }
 
-    /// Slices of one buffer, side by side in every token.
+    /// Places tensors as slices of one buffer, next to each other in every token.
     fn packed<const N: usize>(
         &mut self,
         name: &str,
@@ -324,14 +324,14 @@ impl Memory<'_> {
         })
     }
 
-    /// An array in a buffer of its own, its `inner` innermost dims without gaps.
+    /// Places an array in its own buffer. Its `inner` innermost dims have no gaps.
     fn array(&mut self, name: &str, dtype: DType, array: &Array, inner: usize) -> View {
         let view = self.tensor(name, dtype, &array.dims, inner);
         self.write(&view, array);
         view
     }
 
-    /// q, and the other tensors of its tokens.
+    /// Places q, k, v and the gates of tokens.
     fn tokens(
         &mut self,
         names: [&str; 5],
@@ -355,7 +355,7 @@ impl Memory<'_> {
         (q, Tokens { k, v, gate, beta })
     }
 
-    /// Those of some tokens, gate and beta.
+    /// Places the gate and beta of tokens.
     fn gates(&mut self, [gate_name, beta_name]: [&str; 2], [gate, beta]: [&Array; 2]) -> [View; 2] {
         let [gate_type, beta_type] = self.form.gates;
         let [beta, gate] = if self.form.packed && gate_type == beta_type {
@@ -367,7 +367,7 @@ impl Memory<'_> {
         [gate, beta]
     }
 
-    /// A convolution and a norm: x and z may be slices of one projection, in either order.
+    /// Places the tensors of a convolution and a norm. x and z may be slices of one projection, in either order.
     fn around(
         &mut self,
         convolved: Option<&Convolved<Array>>,
@@ -425,7 +425,7 @@ impl Memory<'_> {
         (convolved, norm)
     }
 
-    /// Previous tokens of a convolution, and that of a commit.
+    /// Places x of the previous tokens of a convolution, or of a commit.
     fn previous_x(&mut self, kept: &KeptX<Array>) -> KeptX<View> {
         let [x_type, weight_type, bias_type, _] = self.form.qkvo;
         let names = ["previous gate", "previous beta"];
@@ -448,7 +448,7 @@ impl Memory<'_> {
         }
     }
 
-    /// `[…, D, inputs]`
+    /// Places windows, `[…, D, inputs]`.
     fn windows(&mut self, name: &str, array: &Array) -> View {
         let inner = array.dims.len() - 1;
         let order = match self.form.token_major {
@@ -461,7 +461,7 @@ impl Memory<'_> {
         view
     }
 
-    /// `[…, HV, V, K]` in this layout.
+    /// Places states, `[…, HV, V, K]`, in this layout.
     fn states(&mut self, name: &str, layout: StateLayout, array: &Array) -> View {
         let mut dims = array.dims.clone();
         let [v, k] = [dims.len() - 2, dims.len() - 1];
@@ -478,7 +478,7 @@ impl Memory<'_> {
         view
     }
 
-    /// Writes all values that are not NaN.
+    /// Writes all values of an array that are not NaN.
     fn write(&mut self, view: &View, array: &Array) {
         self.buffers[view.buffer].write(view, &array.values);
     }

@@ -1,7 +1,7 @@
-//! What the tests share. Reading order: [`problem`] (values, whatever the memory), [`layout`] and [`case`] (the same in
-//! memory, with NaN in every gap), [`rows`] (what each row does), [`backend`] (launches, in the simulator and on the GPU),
-//! [`compare`] (what must have come out), [`choice`] (the formulation of who names none), [`spec`], [`slots`] and [`strategy`] (random problems), [`deferred`] (states that
-//! wait for the tokens of a ring).
+//! Support of the tests. Reading order: [`problem`] (values of a launch), [`layout`] and [`case`] (the same in memory, with NaN in
+//! every gap), [`rows`] (tokens and slots of each row), [`backend`] (launches in the simulator and on the GPU), [`compare`] (checks
+//! of results), [`choice`] (the expected formulation if none is named), [`spec`], [`slots`] and [`strategy`] (random problems),
+//! [`deferred`] (deferred write-back).
 
 pub mod backend;
 pub mod buffer;
@@ -29,10 +29,10 @@ use proptest::test_runner::{Config, FailurePersistence, FileFailurePersistence, 
 use crate::backend::{Backend, simulator};
 use crate::case::Case;
 
-/// How many times the usual number of cases every random test has: `GATED_DELTA_DEPTH`, or 1.
+/// Factor of the number of cases of every random test: `GATED_DELTA_DEPTH`, 1 by default.
 ///
 /// # Panics
-/// Where it is no number above 0.
+/// If the variable is not a number above 0.
 #[must_use]
 pub fn depth() -> u32 {
     env::var("GATED_DELTA_DEPTH").map_or(1, |depth| {
@@ -41,8 +41,8 @@ pub fn depth() -> u32 {
     })
 }
 
-/// Runs `test` on `cases` values of `strategy`, times [`depth`]; panics with the smallest value that fails. Seeds of failures are
-/// kept in `proptest-regressions/<subject>.txt`, where the sources are.
+/// Runs `test` on `cases` × [`depth`] values of `strategy`, and panics with the smallest failing value. Seeds of failures are kept
+/// in `proptest-regressions/<subject>.txt`, next to the sources.
 pub fn for_all<S: Strategy<Value: Debug>>(
     subject: &str,
     cases: u32,
@@ -72,8 +72,8 @@ pub fn for_all<S: Strategy<Value: Debug>>(
     }
 }
 
-/// One entry of each kind of kernel text: by what it computes, the layout, and what it asks of the hardware. Of every other kind
-/// it is one of f32 states, where there is one. What does not hang on sizes, as faults and races, is looked for in these.
+/// One entry of each kind of kernel text: by computation, layout of states, and hardware features. An entry of f32 states is taken
+/// for every other kind that has one. Tests that do not depend on sizes, such as faults and races, run on these entries.
 #[must_use]
 pub fn entries_of_each_kind() -> Vec<Entry> {
     let kind = |entry: Entry| {
@@ -112,7 +112,7 @@ pub fn entries_of_each_kind() -> Vec<Entry> {
 /// The variants of a case.
 ///
 /// # Panics
-/// Where it is refused.
+/// If the library refuses the case.
 #[must_use]
 pub fn variants(case: &Case) -> Vec<Entry> {
     variants_on(simulator(), case)
@@ -121,7 +121,7 @@ pub fn variants(case: &Case) -> Vec<Entry> {
 /// The variants of a case on a backend.
 ///
 /// # Panics
-/// Where it is refused.
+/// If the library refuses the case.
 #[must_use]
 pub fn variants_on(backend: &Backend, case: &Case) -> Vec<Entry> {
     let (variants, _) = backend

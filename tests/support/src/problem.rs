@@ -1,4 +1,4 @@
-//! A launch as values.
+//! Values of a launch, without their placement in memory.
 
 use gated_delta::{Activation, Entry, Formulation};
 use gated_delta_harness::arguments::{
@@ -11,20 +11,20 @@ use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 use crate::buffer::View;
 use crate::choice::is_prefill;
 
-/// A dense row-major array of floats, or of integers. NaN stands for what nobody may read.
+/// A dense row-major array of floats or integers. NaN marks an element that no kernel may read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     /// Dims, outermost first.
     pub dims: Vec<usize>,
-    /// Elements; none where all of them are NaN.
+    /// Values of the elements. Empty if all of them are NaN.
     pub values: Vec<f64>,
 }
 
-/// Values of a launch; with `packed`, `[B, T, …]` is `[1, total, …]`. States are `[…, V, K]` whatever the layout.
+/// Values of a launch. With `packed`, `[B, T, …]` is `[1, total, …]`. States are `[…, V, K]` in both layouts.
 pub type Problem = Arguments<Array>;
 
 impl Array {
-    /// An array of what `value` returns, element after element.
+    /// An array whose elements are successive results of `value`.
     pub fn new(dims: &[usize], mut value: impl FnMut() -> f64) -> Self {
         Self {
             dims: dims.to_vec(),
@@ -32,7 +32,7 @@ impl Array {
         }
     }
 
-    /// An array of what nobody may read.
+    /// An array of NaN, which no kernel may read.
     #[must_use]
     pub fn unread(dims: &[usize]) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Array {
         }
     }
 
-    /// The same dims, with `value` everywhere.
+    /// An array with the same dims and `value` in every element.
     #[must_use]
     pub fn filled(self, value: f64) -> Self {
         let len = self.dims.iter().product();
@@ -51,7 +51,7 @@ impl Array {
         }
     }
 
-    /// An array of one dim. A value near the ends of an i64 becomes the end.
+    /// An array of one dim. Values near the ends of the range of i64 become the ends.
     pub fn indices(values: impl IntoIterator<Item = i64>) -> Self {
         let values: Vec<f64> = values.into_iter().map(|value| value as f64).collect();
         Self {
@@ -60,13 +60,13 @@ impl Array {
         }
     }
 
-    /// The elements of an array of integers.
+    /// The elements as integers.
     #[must_use]
     pub fn integers(&self) -> Vec<i64> {
         self.values.iter().map(|value| *value as i64).collect()
     }
 
-    /// As [`take`].
+    /// The method form of [`take`].
     #[must_use]
     pub fn take(&self, axis: usize, order: &[usize]) -> Self {
         let mut dims = self.dims.clone();
@@ -78,7 +78,7 @@ impl Array {
         Self { dims, values }
     }
 
-    /// The same elements under other dims, as many.
+    /// The same elements with other dims of equal size.
     #[must_use]
     pub fn reshape(self, dims: &[usize]) -> Self {
         Self {
@@ -87,14 +87,14 @@ impl Array {
         }
     }
 
-    /// Entry `i` of the `outer` outermost dims, taken as one.
+    /// The elements of entry `i` of the `outer` outermost dims, counted as one dim.
     pub fn entry_mut(&mut self, outer: usize, i: usize) -> &mut [f64] {
         let len: usize = self.dims[outer..].iter().product();
         &mut self.values[i * len..][..len]
     }
 }
 
-/// The entries `order` of `axis` of a dense array, in this order; an entry may come twice, or not at all.
+/// The entries `order` of dim `axis` of a dense array, in this order. An entry may occur several times, or not at all.
 #[must_use]
 pub fn take<T: Copy>(values: &[T], dims: &[usize], axis: usize, order: &[usize]) -> Vec<T> {
     let inner: usize = dims[axis + 1..].iter().product();
@@ -109,9 +109,9 @@ pub fn take<T: Copy>(values: &[T], dims: &[usize], axis: usize, order: &[usize])
         .collect()
 }
 
-/// What has dims.
+/// A tensor or array with dims.
 pub trait Shaped {
-    /// Outermost first.
+    /// Dims, outermost first.
     fn dims(&self) -> &[usize];
 }
 
@@ -129,19 +129,19 @@ impl Shaped for View {
 
 /// Sizes of a launch.
 pub trait Sizes<T> {
-    /// B
+    /// B.
     fn batch(&self) -> usize;
-    /// T; with packed rows the most that one may have, for a commit 0.
+    /// T. The largest possible length of packed rows; 0 for a commit.
     fn max_tokens(&self) -> usize;
-    /// HV
+    /// HV.
     fn value_heads(&self) -> usize;
-    /// The pool that new states go to.
+    /// The pool that final states are written to.
     fn written_pool(&self) -> &T;
-    /// o, which a commit has not.
+    /// The output o. `None` for a commit.
     fn outputs(&self) -> Option<&T>;
-    /// The windows that are read, and those that are written, of a convolution.
+    /// The windows that are read and the windows that are written. `None` without a convolution.
     fn windows(&self) -> Option<[&T; 2]>;
-    /// T', with previous tokens.
+    /// T'. `None` without previous tokens.
     fn previous_tokens(&self) -> Option<usize>;
 }
 
@@ -165,7 +165,7 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
             if !is_chunked {
                 return packed.max_tokens;
             }
-            // No row is longer than all of them, nor than 64 tokens where the caller says so.
+            // A row has at most all tokens, and at most 64 if the caller promises short rows.
             let most = match packed.max_tokens {
                 0..=64 => 64,
                 _ => usize::MAX,
@@ -199,24 +199,24 @@ impl<T: Shaped> Sizes<T> for Arguments<T> {
     }
 }
 
-/// The convolution of new tokens, and of previous ones; but for its x.
+/// The convolution of new and previous tokens, without its inputs x.
 #[derive(Debug)]
 pub struct Conv<'a, T> {
-    /// H
+    /// H.
     pub heads: usize,
-    /// `[D, W]`
+    /// Taps, `[D, W]`.
     pub weight: &'a T,
-    /// `[D]`
+    /// Bias of the sums, `[D]`.
     pub bias: Option<&'a T>,
-    /// Of the sums.
+    /// Activation of the sums.
     pub activation: Activation,
-    /// Those that are read.
+    /// Windows that are read.
     pub windows: &'a T,
-    /// Others to write.
+    /// Windows that are written, if they are other ones.
     pub write_windows: Option<&'a T>,
 }
 
-/// The convolution of a launch, a commit's too.
+/// The convolution of a launch or a commit. `None` without one.
 pub fn conv<T>(args: &Arguments<T>) -> Option<Conv<'_, T>> {
     if let Some(convolved) = &args.convolved {
         return Some(Conv {
@@ -239,7 +239,7 @@ pub fn conv<T>(args: &Arguments<T>) -> Option<Conv<'_, T>> {
     })
 }
 
-/// Its windows, those that are read and others to write.
+/// The windows that are read, and the separate windows that are written. `None` without a convolution.
 pub fn windows_mut<T>(args: &mut Arguments<T>) -> Option<(&mut T, &mut Option<T>)> {
     if let Some(convolved) = &mut args.convolved {
         return Some((&mut convolved.windows, &mut convolved.write_windows));
@@ -248,18 +248,18 @@ pub fn windows_mut<T>(args: &mut Arguments<T>) -> Option<(&mut T, &mut Option<T>
     Some((&mut conv.windows, &mut conv.write_windows))
 }
 
-/// The windows after each token.
+/// The snapshots of windows, one after each token.
 pub fn window_snapshots<T>(args: &Arguments<T>) -> Option<&T> {
     args.convolved.as_ref()?.window_snapshots.as_ref()
 }
 
-/// How many previous tokens are kept.
+/// The number of kept previous tokens of each row.
 pub fn keep<T>(args: &Arguments<T>) -> Option<&T> {
     let x = args.previous_x.as_ref().map(|kept| &kept.keep);
     args.previous.as_ref().map(|kept| &kept.keep).or(x)
 }
 
-/// Each tensor.
+/// The tensors of tokens.
 pub fn of_tokens<T>(tokens: &mut Tokens<T>) -> [&mut T; 4] {
     [
         &mut tokens.k,
@@ -269,7 +269,7 @@ pub fn of_tokens<T>(tokens: &mut Tokens<T>) -> [&mut T; 4] {
     ]
 }
 
-/// A workspace as large as a launch takes on any GPU that leaves v and o of single tokens there too; none where it takes none.
+/// A workspace that is large enough on any GPU, one with v and o of single tokens included. `None` if the launch takes none.
 #[must_use]
 pub fn workspace(problem: &Problem) -> Option<Array> {
     let o = problem.outputs()?;
@@ -296,42 +296,42 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
         units as usize * heads * entry.workspace_bytes_per_unit(ratio, true, true) as usize;
     bytes += tokens_bytes(rows as u32, problem.value_heads() as u32, v_dim as u32) as usize;
     if units >= 32 {
-        // What a stretch leaves for the next.
+        // The state that a segment leaves for the next one.
         let k_dim = entry.computes()?.k;
         bytes += carried_bytes(problem.value_heads() as u32, k_dim, v_dim as u32) as usize;
     }
     Some(Array::unread(&[bytes.div_ceil(4)]))
 }
 
-/// Other problems that follow from one.
+/// Problems derived from a problem.
 pub trait Change {
-    /// The same with each tensor, by its name in errors, changed.
+    /// The problem with each tensor changed. `change` takes the name that errors use.
     #[must_use]
     fn each(&self, change: impl FnMut(&'static str, &mut Array)) -> Problem;
-    /// The same with each tensor of `[B, T, …]` changed.
+    /// The problem with each tensor of `[B, T, …]` changed.
     #[must_use]
     fn each_new(&self, change: impl Fn(&mut Array)) -> Problem;
-    /// The same rows, in the order `rows`; pools and weights as they are. Each row has to say where its states are, and rows not
-    /// to be packed.
+    /// The rows `rows`, in this order. Pools and weights are unchanged. The problem must name the slots of its rows, and may not be
+    /// packed.
     #[must_use]
     fn take_rows(&self, rows: &[usize]) -> Problem;
-    /// The tokens `order` of every row, in this order; states and previous tokens as they are, and without token
-    /// slots, which are of all tokens.
+    /// The tokens `order` of every row, in this order. States and previous tokens are unchanged. Token slots are dropped, since
+    /// they belong to all tokens.
     #[must_use]
     fn take_tokens(&self, order: &[usize]) -> Problem;
-    /// The same rows one behind the other, each of all its tokens.
+    /// The problem with its rows packed, each with all of its tokens.
     #[must_use]
     fn packed(&self) -> Problem;
-    /// The value heads `heads`, in this order; q and k as they are, and parameters of query/key heads.
+    /// The value heads `heads`, in this order. q, k and the parameters of query/key heads are unchanged.
     #[must_use]
     fn take_value_heads(&self, heads: &[usize]) -> Problem;
-    /// The same with another q and other keys for each head.
+    /// The problem with q and k changed in each query/key head.
     #[must_use]
     fn map_qk(&self, change: impl Fn(&Array) -> Array) -> Problem;
-    /// The slots `order` of all pools, with every valid index changed to where its slot went.
+    /// The slots `order` of all pools. Valid indices follow their slots.
     #[must_use]
     fn take_slots(&self, order: &[usize]) -> Problem;
-    /// The same with the gates of new and of previous tokens changed: what decays come from, and betas.
+    /// The problem with the gates of new and previous tokens changed: the inputs of decays, and betas.
     #[must_use]
     fn map_gates(&self, change: impl FnMut(&mut Array, &mut Array)) -> Problem;
 }

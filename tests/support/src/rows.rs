@@ -1,4 +1,4 @@
-//! What the rows of a launch do, by the rules of slots and lengths.
+//! Tokens and slots of each row of a launch, by the rules of indices and lengths.
 
 use std::ops::Range;
 
@@ -6,44 +6,44 @@ use gated_delta_harness::arguments::Arguments;
 
 use crate::problem::{Array, Problem, Shaped, Sizes, conv, keep};
 
-/// What a row of a launch does.
+/// Tokens and slots of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Its tokens among those of all rows, which may be none; `None` where its lengths are wrong, and it touches nothing, not even
-    /// its part of o.
+    /// Range of the row's tokens among those of all rows; it may be empty. `None` if the lengths of the row are invalid: then the
+    /// launch does not even touch its part of o.
     pub tokens: Option<Range<usize>>,
-    /// Its states, unless it is inactive.
+    /// Slots that the row reads and writes. `None` if it is inactive.
     pub live: Option<Live>,
 }
 
-/// Where the states of a row come from and go to.
+/// Slots that an active row reads and writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// Slot of the pool that it starts from; `None` of a fresh row, which starts from zeros.
+    /// Slot of the pool that the row starts from. `None` if it is fresh and starts from zeros.
     pub start: Option<usize>,
-    /// How many previous tokens are kept, and the slot of the written pool for the state after them.
+    /// Number of kept previous tokens, and the slot of the written pool for the state after them.
     pub commit: Option<(usize, usize)>,
-    /// Tokens, counted from the row's first, and the slot of the written pool for the state after each.
+    /// Number of tokens of the row, and the slot of the written pool for the state after that many.
     pub stores: Vec<(usize, usize)>,
-    /// Without tokens, new or previous: slot of the written pool for the state that it starts from, where that is another one.
+    /// Slot of the written pool for the start state of a row without new or previous tokens. `None` if the state stays where it is.
     pub carried: Option<usize>,
-    /// As `stores`, of checkpoints, which windows are written after too.
+    /// As `stores`, for checkpoints. The windows are written there too.
     pub checkpoints: Vec<(usize, usize)>,
-    /// Of a convolution.
+    /// Windows that the row reads and writes. `None` without a convolution.
     pub window: Option<Window>,
 }
 
-/// Where the window of a row comes from and goes to.
+/// Places of the windows that a row reads and writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Slot and column of its oldest input; `None` of a fresh row, whose window is zeros.
+    /// Slot and column of the window's oldest input. `None` if the row is fresh and its window is zeros.
     pub start: Option<[usize; 2]>,
-    /// Slot of the written windows, where one is written.
+    /// Slot of the written windows that the final window goes to. `None` if none is written.
     pub end: Option<usize>,
 }
 
 impl Live {
-    /// Of a row that touches nothing.
+    /// The row that touches nothing.
     const NOTHING: Self = Self {
         start: None,
         commit: None,
@@ -53,7 +53,7 @@ impl Live {
         window: None,
     };
 
-    /// Slots of the written pool that are written.
+    /// All slots of the written pool that the row writes.
     pub fn writes(&self) -> impl Iterator<Item = usize> {
         let commit = self.commit.iter().map(|(_, slot)| *slot);
         let stores = self.stores.iter().chain(&self.checkpoints);
@@ -62,7 +62,7 @@ impl Live {
     }
 }
 
-/// What each row of `args` does, whose indices are `integers`.
+/// Tokens and slots of each row of `args`. `integers` gives the values of an index tensor.
 pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<i64>) -> Vec<Row> {
     let given = |tensor: &Option<T>| tensor.as_ref().map(&integers);
     let switches = Switches {
@@ -99,12 +99,12 @@ pub(crate) fn rows<T: Shaped>(args: &Arguments<T>, integers: impl Fn(&T) -> Vec<
     (0..args.batch()).map(row).collect()
 }
 
-/// Tokens of `[1, total, …]`.
+/// Number of packed tokens, the dim `total` of `[1, total, …]`.
 fn total<T: Shaped>(args: &Arguments<T>) -> usize {
     args.outputs().map_or(0, |o| o.dims()[1])
 }
 
-/// Packed tokens that are no row's: before the first bound, and behind the last one; a bound outside of them says nothing.
+/// Packed tokens that belong to no row: before the first bound and after the last one. A bound outside of the tokens is ignored.
 pub(crate) fn tokens_of_no_row<T: Shaped>(
     args: &Arguments<T>,
     integers: impl Fn(&T) -> Vec<i64>,
@@ -119,22 +119,22 @@ pub(crate) fn tokens_of_no_row<T: Shaped>(
     (0..first).chain(end..total).collect()
 }
 
-/// What each row of a problem does.
+/// Tokens and slots of each row of a problem.
 #[must_use]
 pub fn of_problem(problem: &Problem) -> Vec<Row> {
     rows(problem, Array::integers)
 }
 
-/// All that the rules depend on.
+/// Sizes and switches that the rules depend on.
 struct Switches {
-    /// T
+    /// T.
     max_tokens: usize,
-    /// Tokens of `[1, total, …]`.
+    /// Number of packed tokens, the dim `total` of `[1, total, …]`.
     total: usize,
-    /// States, and windows, are written to other ones than they are read from.
+    /// Whether states and windows are written to other pools than they are read from.
     states_apart: bool,
     windows_apart: bool,
-    /// P
+    /// P.
     pool: usize,
     /// P of the written pool.
     write_pool: usize,
@@ -144,16 +144,16 @@ struct Switches {
     accepted: Option<Vec<i64>>,
     fresh: Option<Vec<i64>>,
     cu_seqlens: Option<Vec<i64>>,
-    /// T' and how many of them are kept.
+    /// T', and the number of kept previous tokens of each row.
     previous: Option<(usize, Vec<i64>)>,
     null_slot: Option<u32>,
     positions: Option<Vec<i64>>,
-    /// Tokens from one to the next, and slots.
+    /// Interval of checkpoints in tokens, and their slots.
     checkpoints: Option<(usize, Vec<i64>)>,
-    /// B
+    /// B.
     batch: usize,
     update_state: bool,
-    /// Rows have windows.
+    /// Whether rows have windows.
     windows: bool,
 }
 
@@ -243,7 +243,7 @@ impl Switches {
         Some(live)
     }
 
-    /// Those of row b that are live, each after its token.
+    /// The checkpoints of row `b` within `length` tokens: number of tokens before each, and its slot.
     fn checkpoints_of(&self, b: usize, length: usize) -> Vec<(usize, usize)> {
         let Some((every, slots)) = &self.checkpoints else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Slots and lengths for the rows of a problem.
+//! Random slots and lengths for the rows of a problem.
 
 use std::ops::RangeInclusive;
 
@@ -9,25 +9,25 @@ use rand::seq::SliceRandom;
 
 use crate::spec::Spec;
 
-/// Where slots come from.
+/// Kinds of slot indices that a problem has.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotChoice {
-    /// There are read slots.
+    /// Whether there are read slots.
     pub read: bool,
-    /// There are write slots.
+    /// Whether there are write slots.
     pub write: bool,
-    /// There is a write pool, of so many slots more or fewer than the read pool.
+    /// Number of slots that a separate write pool has more than the read pool. `None` without a write pool.
     pub write_pool: Option<isize>,
-    /// There are token slots, and accepted tokens or not. In place of read and write slots.
+    /// Token slots in place of read and write slots, with accepted tokens (`true`) or without. `None` without token slots.
     pub of_tokens: Option<bool>,
-    /// Slots that there are besides one for each row.
+    /// Number of slots beyond one for each row.
     pub spare: usize,
-    /// Some rows name no valid slot, number of tokens or length.
+    /// Whether some rows have an invalid slot, number of tokens or length.
     pub inactive: bool,
 }
 
 impl SlotChoice {
-    /// Slots b in place for rows b.
+    /// No indices: row b uses slot b in place.
     pub const NONE: Self = Self {
         read: false,
         write: false,
@@ -59,22 +59,22 @@ impl SlotChoice {
     };
 }
 
-/// Slots as drawn.
+/// The drawn indices.
 #[derive(Default)]
 pub(crate) struct Slots {
-    /// `[B]`
+    /// Read slots, `[B]`.
     pub read: Option<Vec<i64>>,
-    /// `[B]`
+    /// Write slots, `[B]`.
     pub write: Option<Vec<i64>>,
-    /// `[B, T]`
+    /// Token slots, `[B, T]`.
     pub of_tokens: Option<Vec<i64>>,
-    /// `[B]`
+    /// Numbers of accepted tokens, `[B]`.
     pub accepted: Option<Vec<i64>>,
 }
 
 impl Spec {
-    /// Draws slots that are the caller's right: no two live rows write one slot, and none reads what another
-    /// one writes. An inactive row may name a live row's slot, and a fresh row may read from any.
+    /// Draws slots that keep the caller's contract: no two active rows write one slot, and no active row reads a slot that another
+    /// one writes. An inactive row may name an active row's slot. A fresh row may name any read slot.
     pub(crate) fn draw_slots(&self, fresh: Option<&[i64]>, rng: &mut SmallRng) -> Slots {
         let choice = self.slots;
         if let Some(accepted) = choice.of_tokens {
@@ -107,8 +107,8 @@ impl Spec {
         }
     }
 
-    /// Each slot is at most one token's; those that are left without one get an index that skips the store, or, where it
-    /// is that of the row's window, makes the row inactive.
+    /// Draws token slots. Each slot belongs to at most one token. Other tokens get an index that skips the store. If such a token
+    /// is the one whose slot has the row's window, the row is inactive.
     fn draw_token_slots(&self, accepted: bool, fresh: Option<&[i64]>, rng: &mut SmallRng) -> Slots {
         let (pool, write_pool) = self.pool_slots();
         let most = pool.max(write_pool.unwrap_or(pool));
@@ -141,7 +141,7 @@ impl Spec {
             if start.is_none() && !skips() {
                 *start = free.pop();
                 if start.is_none() && self.slots.of_tokens == Some(true) {
-                    // That of the window is the row's.
+                    // Token slot 0, which has the window, belongs to the row.
                     accepted[b] = 1;
                 }
             }
@@ -162,7 +162,8 @@ impl Spec {
         }
     }
 
-    /// `[B, C]`: the last ones of the written pool, each once, or an index that skips the store.
+    /// Draws slots of checkpoints, `[B, C]`: the last slots of the written pool, each at most once, or an index that skips the
+    /// store.
     pub(crate) fn draw_checkpoint_slots(&self, count: usize, rng: &mut SmallRng) -> Vec<i64> {
         let (pool, write_pool) = self.pool_slots();
         let written = write_pool.unwrap_or(pool);
@@ -180,7 +181,7 @@ impl Spec {
         slots
     }
 
-    /// `[B]`: some rows are fresh.
+    /// Draws `[B]` flags: some rows are fresh.
     pub(crate) fn draw_fresh(&self, rng: &mut SmallRng) -> Vec<i64> {
         let yes = match self.form.fresh {
             DType::U32 => vec![1, 1, 1 << 31, u32::MAX.into()],
@@ -194,13 +195,13 @@ impl Spec {
         (0..self.batch).map(|_| draw()).collect()
     }
 
-    /// `cu_seqlens` of rows of 0 to T tokens; there may be tokens around them that are nobody's, lengths beyond T, and
-    /// bounds beyond the tokens. And how many tokens there are.
+    /// Draws `cu_seqlens` of rows of 0 to T tokens, and the number of packed tokens. There may be tokens of no row around the rows,
+    /// lengths beyond T, and bounds beyond the tokens.
     pub(crate) fn draw_lengths(&self, rng: &mut SmallRng) -> (Vec<i64>, usize) {
         let mut bounds = vec![rng.random_range(0..=1)];
         for b in 0..self.batch {
             let too_long = self.slots.inactive && rng.random_ratio(1, 8);
-            // Of a prefill no row is, unless short ones are promised.
+            // In a prefill a row can be too long only if the caller promises short rows.
             let chunked = self.options.formulation == Formulation::Chunked;
             let short = chunked && self.tokens <= 64 && !self.prefill.unpromised;
             let most = if short { 64 } else { self.tokens };
@@ -214,7 +215,7 @@ impl Spec {
             };
             bounds.push(bounds[b] + length as i64);
         }
-        // Behind the last bound more than a block clears in one turn.
+        // More tokens after the last bound than a block clears in one turn.
         let behind = match rng.random_ratio(1, 4) {
             true => rng.random_range(2..=9),
             false => rng.random_range(0..=1),
@@ -227,7 +228,7 @@ impl Spec {
         (bounds, total)
     }
 
-    /// `[B]`: 0 to T' previous tokens.
+    /// Draws the number of kept previous tokens of each row, `[B]`: 0 to T'.
     pub(crate) fn draw_keep(&self, most: usize, rng: &mut SmallRng) -> Vec<i64> {
         let keep = |_| match self.slots.inactive && rng.random_ratio(1, 8) {
             true => self.bad_count(self.form.indices[5], 0..=most, rng),
@@ -256,7 +257,7 @@ impl Spec {
         bad[rng.random_range(0..bad.len())]
     }
 
-    /// Slots for row `b`.
+    /// Random read and write slots for row `b`.
     fn candidate(&self, b: usize, inactive: bool, rng: &mut SmallRng) -> (i64, i64) {
         let choice = self.slots;
         let (pool, write_pool) = self.own_slots();
@@ -275,14 +276,14 @@ impl Spec {
                 let (pool, write_pool) = self.pool_slots();
                 self.bad_slot(self.form.indices[1], write_pool.unwrap_or(pool), rng)
             }
-            // An index that is none, of another dtype, might be one.
+            // An index that is invalid in one dtype might be valid in another.
             (true, false) if !bad_read && rng.random() => read,
             (true, false) => rng.random_range(0..write_pool) as i64,
         };
         (read, write)
     }
 
-    /// An index that makes its row inactive in a pool of `slots`.
+    /// An index that makes its row inactive in a pool of `slots` slots.
     fn bad_slot(&self, dtype: DType, slots: usize, rng: &mut SmallRng) -> i64 {
         let slots = slots as i64;
         let mut bad = match dtype {
@@ -315,7 +316,7 @@ impl Spec {
         Some((start, live(write, write_pool.unwrap_or(pool))?))
     }
 
-    /// Whether row `b` with these slots gets in the way of `others`, of a later row, or of a checkpoint.
+    /// Whether row `b` with these slots conflicts with `others`, a later row or a checkpoint.
     fn conflicts(
         &self,
         b: usize,
@@ -328,7 +329,7 @@ impl Spec {
         };
         let start_of_another = in_place && !self.slots.read && write != b && write < self.batch;
         let (pool, write_pool) = self.pool_slots();
-        // A fresh row may write to a slot that is behind the pool that it would read.
+        // A fresh row may write to a slot beyond the end of the pool that it does not read.
         let of_checkpoint = write >= write_pool.unwrap_or(pool) - self.checkpoint_slots();
         self.update_state
             && (start_of_another || of_checkpoint || others.iter().flatten().any(of_another))

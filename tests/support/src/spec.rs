@@ -1,4 +1,4 @@
-//! Random problems: the values and slots that follow from a shape, some choices and a seed.
+//! Random problems: values and slots follow from sizes, switches and a seed.
 
 use gated_delta::{
     Activation, BetaScale, DType, Entry, Formulation, KdaBeta, MAX_TOKENS, Options, StateLayout,
@@ -18,27 +18,27 @@ use crate::problem::{Array, Problem, conv, of_tokens, windows_mut};
 use crate::rows;
 use crate::slots::SlotChoice;
 
-/// Which kernels compute a problem: all entries of one operator, formulation, layout, state dtype and K.
+/// All entries of one operator, formulation, layout, state dtype and K, which compute the same problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Whose layer.
+    /// Operator of the layer.
     pub operator: Operator,
-    /// The kernels for one token alone.
+    /// Whether the kernels take exactly one token.
     pub decode: bool,
-    /// Those with a convolution before the recurrence, a norm after it, or both.
+    /// Whether the kernels are layer steps: with a convolution, a norm or both.
     pub layer: bool,
-    /// How they compute.
+    /// Formulation of the kernels.
     pub formulation: Formulation,
-    /// Which dim of a state is contiguous.
+    /// Layout of a state.
     pub layout: StateLayout,
-    /// Element of the pools.
+    /// Dtype of the pools.
     pub state: DType,
-    /// K; V is [`value_dim`] of it.
+    /// K. V is [`value_dim`] of K.
     pub dim: usize,
 }
 
 impl Family {
-    /// The family for several tokens, one by one.
+    /// The recurrent family, for several tokens one by one.
     #[must_use]
     pub const fn new(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// The family for one token of GDN.
+    /// The decode family of GDN, for one token.
     #[must_use]
     pub const fn decode(layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Family {
         }
     }
 
-    /// The family for one token of a layer step; that of several is no decode.
+    /// The layer family for one token. Layers of several tokens have `decode` unset.
     #[must_use]
     pub const fn layer(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Family {
         }
     }
 
-    /// Those of prefills, with or without a convolution and a norm: none of the others.
+    /// The families of prefills, with and without a convolution and a norm. All other lists of families leave them out.
     #[must_use]
     pub fn prefills() -> Vec<Self> {
         let mut families = Vec::new();
@@ -83,20 +83,20 @@ impl Family {
         families
     }
 
-    /// All families but prefills, in the order of the entries.
+    /// All families except prefills, in the order of the entries.
     #[must_use]
     pub fn all() -> Vec<Self> {
         Self::which(|_| true)
     }
 
-    /// One of each kernel, for what does not hang on the conversion of states: f16's are bf16's kernels.
+    /// One family of each kernel, for tests that do not depend on the conversion of states: f16 and bf16 share kernels.
     #[must_use]
     pub fn of_kernels() -> Vec<Self> {
         Self::which(|family| family.state != DType::F16)
     }
 
-    /// One of each operator, form, formulation and layout, of the smallest states, of every other kind in f32 where there are
-    /// such states: for what does not hang on the size and the element of a state.
+    /// One family of each operator, kind of kernel, formulation and layout, with the smallest states. Every other one has f32
+    /// states if there are any. For tests that do not depend on the size and the dtype of a state.
     #[must_use]
     pub fn of_each_kind() -> Vec<Self> {
         let kind = |of: &Self| (of.operator, of.decode, of.layer, of.formulation, of.layout);
@@ -113,19 +113,19 @@ impl Family {
         kinds
     }
 
-    /// Those of the recurrence alone, without a convolution or a norm.
+    /// The families without a convolution and a norm.
     #[must_use]
     pub fn alone() -> Vec<Self> {
         Self::which(|family| !family.layer)
     }
 
-    /// Those that take several tokens.
+    /// The families that take several tokens.
     #[must_use]
     pub fn several() -> Vec<Self> {
         Self::which(|family| !family.decode)
     }
 
-    /// Those of which `wanted` holds; prefills have tests of their own.
+    /// The families that `wanted` accepts. Prefills have their own tests.
     pub fn which(wanted: impl Fn(Self) -> bool) -> Vec<Self> {
         let mut families = Vec::new();
         for family in Entry::ALL.iter().flat_map(|entry| Self::all_of(*entry)) {
@@ -136,7 +136,7 @@ impl Family {
         families
     }
 
-    /// Whether a kernel has room for one token of so many value heads of a query/key head.
+    /// Whether a kernel has room for one token of `ratio` value heads of a query/key head.
     #[must_use]
     pub fn takes_ratio(self, ratio: usize) -> bool {
         let mut entries = Entry::ALL.iter();
@@ -145,21 +145,21 @@ impl Family {
         })
     }
 
-    /// Whether tokens are computed one by one, so that there is a state after each.
+    /// Whether tokens are computed one by one, so that there is a state after each token.
     #[must_use]
     pub fn is_recurrent(self) -> bool {
         self.formulation == Formulation::Recurrent
     }
 
-    /// Whether they are prefills.
+    /// Whether the family is a prefill.
     #[must_use]
     pub fn is_chunked(self) -> bool {
         self.formulation == Formulation::Chunked
     }
 
-    /// The families of an entry, one of each operator and states that it takes: those of 16 bits, whose dtype is a load-time constant, are
-    /// two. None of an entry that is of no operator on states, prepares for one, takes what another leaves of a prefill, or has
-    /// states that wait, which [`crate::deferred`] is for.
+    /// All families of an entry: one for each operator and dtype of states that it takes. A 16-bit entry has two dtypes, since the
+    /// dtype is a load-time constant. Empty for entries that have no operator or no states, for the intra-chunk pass and other
+    /// parts of a prefill, and for deferred write-back, whose problems are in [`crate::deferred`].
     #[must_use]
     pub fn all_of(entry: Entry) -> Vec<Self> {
         let Some(computes) = entry.computes() else {
@@ -209,87 +209,87 @@ impl Family {
         families.flat_map(with_f16).collect()
     }
 
-    /// The first family of an entry, where it has one.
+    /// The first family of an entry, if it has one.
     #[must_use]
     pub fn of(entry: Entry) -> Option<Self> {
         Self::all_of(entry).into_iter().next()
     }
 
-    /// Most tokens, new or previous.
+    /// Most new or previous tokens of a row in a problem of the family.
     #[must_use]
     pub fn max_tokens(self) -> usize {
         match (self.decode, self.formulation) {
             (true, _) => 1,
             (_, Formulation::Parallel) => 8,
             (_, Formulation::Recurrent) => MAX_TOKENS,
-            // Any number: what the simulator has time for.
+            // Prefills take any number. The simulator has time for 200.
             _ => 200,
         }
     }
 }
 
-/// Whether a block of `entry` has room for so many tokens of so many value heads.
+/// Whether a block of `entry` has room for `tokens` tokens of `heads` value heads.
 fn takes(entry: Entry, operator: Operator, tokens: u32, heads: u32) -> bool {
     let shared = entry.shared(operator == Operator::Kda);
     heads <= entry.max_heads() && shared.bytes(tokens, heads) <= 101_376
 }
 
-/// How large q and k are.
+/// Size of q and k.
 #[derive(Clone, Copy, Debug)]
 pub enum Magnitude {
-    /// Of elements around 1, or of unit norm where the kernel does not normalise.
+    /// Elements around 1. Vectors of unit norm if the kernel does not normalise.
     Usual,
-    /// Σk² around the 1e-6 of the norm.
+    /// Vectors whose Σk² is around 1e-6, the epsilon of the l2norm.
     Tiny,
-    /// A hundred times the usual.
+    /// A hundred times the usual size.
     Large,
-    /// Some heads are all zero.
+    /// All elements of some heads are zero.
     Zeros,
-    /// Some are of elements from 1e18 to 1e38, whose squares add up to more than f32 has, and some of 1e-20.
+    /// Some heads have elements from 1e18 to 1e38, whose sum of squares overflows f32. Some have elements of 1e-20.
     Extreme,
 }
 
-/// Which parameters gates of KDA have, where they may do without.
+/// The optional parameters of KDA's gates that a problem has.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
-    /// There is an A_log.
+    /// Whether there is an A_log.
     pub a_log: bool,
-    /// There is a dt_bias.
+    /// Whether there is a dt_bias.
     pub dt_bias: bool,
-    /// They have H rows, not HV.
+    /// Whether the parameters have H rows rather than HV.
     pub of_h: bool,
 }
 
-/// A convolution before a recurrence.
+/// The convolution of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct ConvChoice {
-    /// W
+    /// W, the number of taps.
     pub taps: usize,
-    /// There is a bias.
+    /// Whether there is a bias.
     pub bias: bool,
-    /// Of the sums.
+    /// Activation of the sums.
     pub activation: Activation,
-    /// Windows are written to other windows, where states are written.
+    /// Whether there are separate written windows, if states are written.
     pub apart: bool,
-    /// Where there are snapshots, there are those of windows too, of so many steps more than T.
+    /// Steps beyond T in the snapshots of windows. `None` without them; they exist only next to snapshots of states.
     pub window_snapshots: Option<usize>,
 }
 
-/// What a prefill has.
+/// Switches of a prefill.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefillChoice {
-    /// Some rows go on.
+    /// Whether some rows continue a sequence, at a position above 0.
     pub positions: bool,
-    /// There are checkpoints, every so many times 64 tokens, of so many slots a row.
+    /// Interval of checkpoints in units of 64 tokens, and C, the slots of a row for checkpoints. `None` without checkpoints.
     pub checkpoints: Option<[usize; 2]>,
-    /// The caller says nothing of the lengths of packed rows, though they be short.
+    /// Whether the caller gives no bound on the lengths of packed rows, even if all are short.
     pub unpromised: bool,
-    /// Most packed rows have one token.
+    /// Whether most packed rows have one token.
     pub singles: bool,
 }
 
 impl PrefillChoice {
-    /// From the sequences' beginnings, without checkpoints.
+    /// All rows start at position 0, without checkpoints.
     pub const NONE: Self = Self {
         positions: false,
         checkpoints: None,
@@ -298,68 +298,68 @@ impl PrefillChoice {
     };
 }
 
-/// A norm after a recurrence.
+/// The norm of a layer.
 #[derive(Clone, Copy, Debug)]
 pub struct NormChoice {
-    /// Added to the mean of o².
+    /// Epsilon, added to the mean of o².
     pub eps: f32,
-    /// Of z.
+    /// Activation of z, the gate of the norm.
     pub activation: Activation,
 }
 
-/// A random problem and its form.
+/// Sizes, switches and form of a random problem.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// B
+    /// B.
     pub batch: usize,
-    /// T; 0 for a commit.
+    /// T, 0 for a commit.
     pub tokens: usize,
-    /// H
+    /// H.
     pub heads: usize,
-    /// HV / H
+    /// The ratio HV / H.
     pub ratio: usize,
-    /// K; V is [`value_dim`] of it.
+    /// K. V is [`value_dim`] of K.
     pub dim: usize,
-    /// Of the operator.
+    /// Kind of gates, which determines the operator.
     pub gates: GateKind,
-    /// Of KDA's gates.
+    /// Parameters of KDA's gates.
     pub parameters: Parameters,
-    /// Of q and k.
+    /// Size of q and k.
     pub magnitude: Magnitude,
-    /// v of each token and the state of each slot, of each value head, are of a size of their own, from 2⁻¹⁰⁰ to 2¹⁰⁰ (1e-30 to
-    /// 1e30); from 2⁻⁶ to 2⁶ where v, o or the state is f16.
+    /// Whether v of each token and the state of each slot have a random size in each value head, from 2⁻¹⁰⁰ to 2¹⁰⁰ (1e-30 to
+    /// 1e30). If v, o or the state is f16, from 2⁻⁶ to 2⁶.
     pub spread: bool,
-    /// Gates at the ends of their range.
+    /// Whether gates are at the ends of their range.
     pub extreme_gates: bool,
-    /// Of slots.
+    /// Kinds of slot indices.
     pub slots: SlotChoice,
-    /// There are snapshots, of so many steps more than T.
+    /// Steps beyond T in the snapshots. `None` without snapshots.
     pub snapshots: Option<usize>,
-    /// Rows of different lengths, up to T.
+    /// Whether rows are packed, with lengths up to T.
     pub packed: bool,
-    /// There are T' previous tokens.
+    /// T'. `None` without previous tokens.
     pub previous: Option<usize>,
-    /// q, k and v are convolved.
+    /// Convolution of q, k and v. `None` if q, k and v are given.
     pub conv: Option<ConvChoice>,
-    /// o is normed.
+    /// Norm of o. `None` for a plain o.
     pub norm: Option<NormChoice>,
-    /// Some rows start from zeros.
+    /// Whether some rows are fresh and start from zeros.
     pub fresh: bool,
-    /// Of a prefill.
+    /// Switches of a prefill.
     pub prefill: PrefillChoice,
-    /// States are written.
+    /// Whether states are written.
     pub update_state: bool,
-    /// Of the layer.
+    /// Options of the layer.
     pub options: Options,
-    /// In memory.
+    /// Placement in memory.
     pub form: Form,
-    /// Of the values.
+    /// Seed of the values.
     pub seed: u64,
 }
 
 impl Spec {
-    /// An ordinary problem: two rows of three tokens, or of one to decode, gates computed in the kernel, dense, bf16
-    /// but for the state.
+    /// An ordinary problem: two rows of three tokens (one for a decode), gates computed in the kernel, dense, bf16 except for the
+    /// state.
     #[must_use]
     pub fn plain(family: Family) -> Self {
         Self {
@@ -412,20 +412,20 @@ impl Spec {
         }
     }
 
-    /// HV
+    /// HV.
     #[must_use]
     pub fn value_heads(&self) -> usize {
         self.heads * self.ratio
     }
 
-    /// Whether f32 holds the sum of squares of every output that is normed. Of others a norm scales and adds up what a warp has, which
-    /// is another part of a head in another kernel, and so has other bits.
+    /// Whether f32 holds the sum of squares of every normed output. For larger sums a norm scales the part of a head that a warp
+    /// holds. This part differs among kernels, and so do the bits of the result.
     #[must_use]
     pub fn has_finite_squares(&self) -> bool {
         !self.spread || self.norm.is_none()
     }
 
-    /// Takes tokens away until a kernel has room for those of a query/key head's value heads.
+    /// Removes tokens until a kernel has room for the tokens of all value heads of a query/key head.
     pub fn fit(&mut self) {
         while self.conv.is_some() || self.norm.is_some() {
             let previous = self.previous.unwrap_or(0);
@@ -439,8 +439,8 @@ impl Spec {
         }
     }
 
-    /// Whether a kernel of several tokens of a layer has room for these, or there is none at all. Where they are computed at
-    /// once there is room for all.
+    /// Whether a layer kernel for several tokens has room for the problem, or the family has no such kernel. Kernels that compute
+    /// all tokens together have room for any problem.
     fn has_room(&self) -> bool {
         if self.options.formulation != Formulation::Recurrent {
             return true;
@@ -456,7 +456,7 @@ impl Spec {
         };
         let tokens = (self.tokens + self.previous.unwrap_or(0)) as u32;
         let heads = self.ratio as u32;
-        // No launch of KDA with K = 128 is given a tile of 32 rows, a quarter of V: `tiles.txt`.
+        // KDA with K = 128 is never launched with a tile of 32 rows, a quarter of V: see `tiles.txt`.
         let is_given = |entry: &&Entry| {
             let of_kda = family.operator == Operator::Kda && family.dim == 128;
             !of_kda || entry.tiles() < 4
@@ -469,13 +469,13 @@ impl Spec {
             || entries.any(|entry| takes(*entry, family.operator, tokens, heads))
     }
 
-    /// Laid out.
+    /// The problem in memory.
     #[must_use]
     pub fn case(&self) -> Case {
         self.problem().case(&self.form)
     }
 
-    /// Its values. What no live row reads is NaN.
+    /// The values of the problem. Elements that no active row reads are NaN.
     #[must_use]
     pub fn problem(&self) -> Problem {
         let mut rng = SmallRng::seed_from_u64(self.seed);
@@ -553,7 +553,7 @@ impl Spec {
             fresh: indices(fresh),
             positions: indices(positions),
             checkpoints,
-            // As large as it has to be: where it is laid out.
+            // The placement in memory adds a workspace of the needed size.
             workspace: None,
             pending: None,
             update_state: self.update_state,
@@ -563,19 +563,19 @@ impl Spec {
         problem
     }
 
-    /// P of the pool and of the write pool. The last ones of that which is written are those of checkpoints.
+    /// P of the pool and of the write pool. The last slots of the written pool are for checkpoints.
     pub(crate) fn pool_slots(&self) -> (usize, Option<usize>) {
         let (slots, written) = self.own_slots();
         let more = self.checkpoint_slots();
         match written {
-            // Behind all that a row may name.
+            // Slots for checkpoints follow all slots that a row may name.
             Some(written) if more > 0 => (slots, Some(written.max(slots) + more)),
             Some(written) => (slots, Some(written)),
             None => (slots + more, None),
         }
     }
 
-    /// The same without those of checkpoints.
+    /// P of the pool and of the write pool without slots for checkpoints.
     pub(crate) fn own_slots(&self) -> (usize, Option<usize>) {
         let slots = self.batch + self.slots.spare;
         (
@@ -586,12 +586,12 @@ impl Spec {
         )
     }
 
-    /// Slots of all checkpoints.
+    /// Number of slots for checkpoints.
     pub(crate) fn checkpoint_slots(&self) -> usize {
         (self.prefill.checkpoints).map_or(0, |[_, of_row]| self.batch * of_row)
     }
 
-    /// Positions, and checkpoints.
+    /// Draws positions and checkpoints of a prefill.
     fn draw_prefill(&self, rng: &mut SmallRng) -> (Option<Vec<i64>>, Option<Checkpoints<Array>>) {
         let positions = self.prefill.positions.then(|| {
             let mut draw = || match rng.random_range(0..4) {
@@ -612,7 +612,7 @@ impl Spec {
         (positions, checkpoints)
     }
 
-    /// Columns of a slot of windows: those of the windows before and after each of a row's tokens, where these have slots.
+    /// Columns of a slot of windows. With token slots it has the windows before and after each token of the row.
     pub(crate) fn window_columns(&self, taps: usize) -> usize {
         match self.slots.of_tokens {
             Some(_) => taps - 2 + self.tokens,
@@ -620,15 +620,15 @@ impl Spec {
         }
     }
 
-    /// Whether windows are written to other ones: they are where there is a pool of another size.
+    /// Whether there are separate written windows. There must be if the write pool has another size.
     pub(crate) fn apart(&self) -> bool {
         let (slots, write_slots) = self.pool_slots();
         let apart = self.conv.is_some_and(|conv| conv.apart);
         self.update_state && (apart || write_slots.is_some_and(|written| written != slots))
     }
 
-    /// How large elements of q and k are to be. Keys of chunks that nobody normalises are shorter than 1: a token of β = 2
-    /// makes a state longer by a longer one, and what cancels in a piece grows (docs/prefill.md, "Range").
+    /// Size of the elements of q and k. In a prefill whose kernel does not normalise, keys are shorter than 1: with β = 2 a longer
+    /// key lets the state grow, and cancellation within a chunk grows with it (docs/prefill.md, "Range").
     fn qk_size(&self) -> f32 {
         let size = match self.magnitude {
             Magnitude::Tiny => 1e-3 / (self.dim as f32).sqrt(),
@@ -642,7 +642,7 @@ impl Spec {
         }
     }
 
-    /// x of unit variance; the weights make of it what q, k and v are to be.
+    /// Draws x of variance 1, and taps that scale the sums to the sizes of q, k and v.
     fn draw_convolved(
         &self,
         conv: ConvChoice,
@@ -657,7 +657,7 @@ impl Spec {
         let of_head = |head: usize, rng: &mut SmallRng| match self.magnitude {
             _ if head >= 2 * self.heads => self.size_of_values(rng) as f32,
             Magnitude::Zeros if rng.random() => 0.0,
-            // The sum of the taps' products is to be finite.
+            // The sum of the products of the taps must be finite.
             Magnitude::Extreme => extreme(rng).min(1e37) as f32,
             _ => self.qk_size(),
         };
@@ -703,7 +703,7 @@ impl Spec {
         }
     }
 
-    /// What the tokens that `keep` is of bring to a convolution; a commit's has it at hand.
+    /// Draws the inputs of the convolution at previous tokens. A commit has its own x.
     fn draw_previous_x(
         &self,
         conv: ConvChoice,
@@ -728,7 +728,7 @@ impl Spec {
         }
     }
 
-    /// `[rows, tokens, H, K]`
+    /// Draws q or k, `[rows, tokens, H, K]`.
     fn draw_qk(&self, [rows, tokens]: [usize; 2], rng: &mut SmallRng) -> Array {
         let size = self.qk_size();
         let dims = [rows, tokens, self.heads, self.dim];
@@ -748,7 +748,7 @@ impl Spec {
         array
     }
 
-    /// A power of two, so that it takes no digits away.
+    /// A random power of two, so that a multiplication by it is exact.
     fn size_of_values(&self, rng: &mut SmallRng) -> f64 {
         if !self.spread {
             return 1.0;
@@ -760,7 +760,7 @@ impl Spec {
         2f64.powi(rng.random_range(-most..=most))
     }
 
-    /// Multiplies each `len` elements by a size.
+    /// Multiplies each `len` elements by a random power of two.
     fn spread_out(&self, array: &mut Array, len: usize, rng: &mut SmallRng) {
         for part in array.values.chunks_mut(len) {
             let size = self.size_of_values(rng);
@@ -814,7 +814,7 @@ impl Spec {
         Array::new(dims, || draw().into())
     }
 
-    /// A_log and dt_bias.
+    /// Draws A_log and dt_bias.
     fn draw_parameters(&self, rng: &mut SmallRng) -> (Option<Array>, Option<Array>) {
         let Parameters {
             a_log,
@@ -843,7 +843,7 @@ impl Spec {
     }
 }
 
-/// What no live row reads becomes NaN.
+/// Fills the elements that no active row reads with NaN.
 fn forget_the_unread(problem: &mut Problem) {
     let mut slots = vec![false; problem.pool.dims[0]];
     let (mut tokens, mut kept, mut windows) = (Vec::new(), Vec::new(), Vec::new());
@@ -907,12 +907,12 @@ fn forget_the_unread(problem: &mut Problem) {
     }
 }
 
-/// Around 0, of variance 1.
+/// A random number of mean 0 and variance 1.
 fn unit(rng: &mut SmallRng) -> f32 {
     (2.0 * rng.random::<f32>() - 1.0) * 3f32.sqrt()
 }
 
-/// One of the sizes of [`Magnitude::Extreme`].
+/// A random size for [`Magnitude::Extreme`].
 fn extreme(rng: &mut SmallRng) -> f64 {
     match rng.random_range(0..4) {
         0 => 1.0,

@@ -1,4 +1,4 @@
-//! What proptest chooses of a problem.
+//! Proptest strategies for random problems.
 
 use gated_delta::{Activation, BetaScale, DType, HeadMap, KdaBeta, Options};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
@@ -10,25 +10,25 @@ use crate::layout::{Form, Spacing, TENSORS};
 use crate::slots::SlotChoice;
 use crate::spec::{ConvChoice, Family, Magnitude, NormChoice, Parameters, PrefillChoice, Spec};
 
-/// How a launch keeps states.
+/// Ways in which a launch keeps states.
 #[derive(Clone, Copy, Debug)]
 enum Keeping {
     Last,
     Nothing,
-    /// With accepted tokens or without.
+    /// States after each token, with accepted tokens (`true`) or without.
     EachToken(bool),
-    /// After so many previous tokens.
+    /// A resume with so many previous tokens.
     Resume(usize),
     Commit(usize),
 }
 
-/// Problems of a family with at most `most` states, each of which has few tokens where there are many, small ones
-/// first. Every set of switches that the family allows.
+/// Problems of a family with at most `most` states, small ones first, with all combinations of switches that the family allows.
+/// Problems with many states have few tokens.
 pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     let mut shapes = Vec::new();
-    // A block of a layer's kernels has all value heads of a query/key head.
+    // A block of a layer kernel has all value heads of a query/key head.
     let of_block = family.layer && family.is_recurrent();
-    // With all tokens at once their blocks are a cluster, of at most 8.
+    // Layer kernels for several tokens together use a cluster of at most 8 blocks.
     let ratios: &[usize] = match (family.layer, family.operator) {
         (true, _) if of_block => &[1, 2, 3, 4, 8, 16],
         (true, Operator::Kda) => &[1, 2, 3, 4],
@@ -105,13 +105,13 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         if !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Large) && several {
             spec.magnitude = Magnitude::Usual;
         }
-        // Products of small q and k are below what f16 has, where nobody normalises them: docs/prefill.md, "Range".
+        // If the kernel does not normalise, the products of small q and k are below the range of f16 (docs/prefill.md, "Range").
         if family.is_chunked() && !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Tiny) {
             spec.magnitude = Magnitude::Usual;
         }
-        // f32 does not hold the products of such a k with such a state.
+        // The products of such a k with such a state overflow f32.
         spec.spread &= !matches!(magnitude, Magnitude::Extreme);
-        // Which f16 does not hold, nor what nobody normalises.
+        // Such sizes overflow f16, and they overflow f32 without l2norm.
         let has_f16 = spec.form.qkvo[..3].contains(&DType::F16);
         if matches!(magnitude, Magnitude::Extreme) && (!spec.options.qk_l2norm || has_f16) {
             spec.magnitude = Magnitude::Usual;
@@ -120,13 +120,13 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
     })
 }
 
-/// Problems of any of these families with at most `most` states.
+/// Problems of any of `families` with at most `most` states.
 pub fn any_specs(families: Vec<Family>, most: usize) -> impl Strategy<Value = Spec> {
     select(families).prop_flat_map(move |family| specs(family, most))
 }
 
 impl Spec {
-    /// Keeps states so, dropping every switch that does not go with it.
+    /// Sets the way of keeping states, and drops the switches that contradict it.
     fn keep(&mut self, keeping: Keeping, fewer: impl Fn(usize) -> usize) {
         let reads_alone = SlotChoice {
             write: false,
@@ -158,7 +158,7 @@ impl Spec {
     }
 }
 
-/// A convolution, a norm, or both, of those that have such kernels.
+/// A convolution, a norm or both, for families of layers.
 fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<NormChoice>)> {
     let more = prop_oneof![1 => Just(None), 2 => (0usize..=2).prop_map(Some)];
     let conv = (2usize..=4, any::<[bool; 3]>(), more);
@@ -179,7 +179,7 @@ fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<N
     let norm = (select(vec![1e-6, 1e-5, 0.5]), activation)
         .prop_map(|(eps, activation)| NormChoice { eps, activation });
     (0..4, conv, norm).prop_map(move |(choice, conv, norm)| {
-        // A prefill's kernels have both, or neither.
+        // Kernels of a prefill have both, or neither.
         let has = |without| match family.is_chunked() {
             true => choice == 3 || choice == 2 - without,
             false => family.layer && choice != without,
@@ -188,7 +188,7 @@ fn around(family: Family) -> impl Strategy<Value = (Option<ConvChoice>, Option<N
     })
 }
 
-/// What a prefill has.
+/// Switches of a prefill.
 fn prefills() -> impl Strategy<Value = PrefillChoice> {
     let checkpoints = prop_oneof![1 => Just(None), 2 => ([1usize..=2, 0..=3]).prop_map(Some)];
     (any::<bool>(), checkpoints, weighted(0.3), weighted(0.3)).prop_map(

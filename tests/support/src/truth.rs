@@ -1,4 +1,4 @@
-//! What the reference says about a case.
+//! Results of a case by the reference.
 
 use std::convert::Infallible;
 
@@ -18,7 +18,7 @@ use crate::buffer::View;
 use crate::case::Case;
 use crate::problem::{self, Sizes, keep};
 
-/// Those of a commit that are read from the state.
+/// The tokens of a commit: none. Its outputs are read from the states.
 static NO_TOKENS: Tokens<Vec<f64>> = Tokens {
     k: Vec::new(),
     v: Vec::new(),
@@ -26,12 +26,12 @@ static NO_TOKENS: Tokens<Vec<f64>> = Tokens {
     beta: Vec::new(),
 };
 
-/// Values of a case.
+/// Values of the tensors of a case.
 struct Values {
-    /// States as `[…, V, K]`; where there is a convolution, new tokens are their gates alone.
+    /// All tensors, states as `[…, V, K]`. With a convolution, new tokens have gates only.
     floats: Arguments<Vec<f64>>,
     indices: Arguments<Vec<i64>>,
-    /// What previous tokens bring; their gates alone where there is a convolution.
+    /// The previous tokens. With a convolution they have gates only.
     previous: Option<Tokens<Vec<f64>>>,
 }
 
@@ -57,7 +57,7 @@ impl Values {
         let mut floats = of_each(&klast, floats);
         let indices = of_each(&klast, indices);
         let mut previous = floats.previous.as_ref().map(|kept| kept.tokens.clone());
-        // q, k and v are a convolution's to make.
+        // The convolution computes q, k and v.
         let gates_alone = |gate: &Vec<f64>, beta: &Vec<f64>| Tokens {
             gate: gate.clone(),
             beta: beta.clone(),
@@ -116,7 +116,7 @@ impl Values {
         }
     }
 
-    /// The launch, as the reference takes it.
+    /// The recurrence of the launch as the reference takes it.
     fn problem<'a>(&'a self, case: &Case) -> Recurrent<'a> {
         let options = &case.options;
         let heads = match (&case.new, problem::conv(case), &case.previous) {
@@ -171,7 +171,7 @@ impl Values {
         }
     }
 
-    /// The launch, its convolution and its norm included.
+    /// The launch as the reference takes it, its convolution and norm included.
     fn whole<'a>(&'a self, case: &Case) -> Layer<'a> {
         let x = self.floats.convolved.as_ref().map(|convolved| &convolved.x);
         let previous_x = self.floats.previous_x.as_ref().map(|kept| &*kept.x);
@@ -233,25 +233,26 @@ fn conv<'a>(case: &Case, floats: &'a Arguments<Vec<f64>>) -> Option<Conv<'a>> {
     })
 }
 
-/// What a launch leaves, by the reference.
+/// Results of a launch by the reference.
 fn run(problem: &Layer, pools: &Pools) -> LayerOutput {
     layer(problem, pools).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What `values` says of each tensor.
+/// The arguments with each view replaced by `values` of it.
 fn of_each<T>(args: &Arguments<View>, values: impl Fn(&View) -> T) -> Arguments<T> {
     let values = |view: &View| Ok::<_, Infallible>(values(view));
     args.map(&values).unwrap_or_else(|never| match never {})
 }
 
-/// The truth about a launch on `before`. Sums of convolutions are exact, of the values that cases have.
+/// Exact results of a launch on `before`, with error bounds. Sums of convolutions are exact, since the values of cases are few bits
+/// wide.
 ///
-/// New tokens that come after committed ones start from the states that `stored` has, the case after the launch: those
-/// are right where they are near the truth, and a rounding of them may be either of two neighbours. Without it they
-/// start from the true ones.
+/// New tokens that follow committed ones start from the states in `stored`, the case after the launch. These states are checked
+/// against the reference too, and rounding may give either of two neighbours. Without `stored`, new tokens start from the exact
+/// states.
 ///
 /// # Panics
-/// Where the reference refuses the case.
+/// If the reference refuses the case.
 #[must_use]
 pub fn truth(before: &Case, stored: Option<&Case>) -> Judgement {
     let tolerance = Tolerance::from(before.formulation());
@@ -268,7 +269,7 @@ pub fn truth(before: &Case, stored: Option<&Case>) -> Judgement {
     .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What the launch of a case leaves that starts from `states`, `[P, HV, V, K]`, and writes its pool: o and the states.
+/// Output and final states by the reference of a launch that starts from `states`, `[P, HV, V, K]`, and writes its pool.
 pub(crate) fn after(case: &Case, states: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let values = Values::of(case);
     let windows = problem::conv(&values.floats).map(|conv| &**conv.windows);

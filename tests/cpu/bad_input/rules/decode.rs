@@ -1,4 +1,4 @@
-//! The rules of a decode.
+//! Rules of a decode.
 
 use gated_delta::DType::{Bf16, F16, F32, I32, I64, U32};
 use gated_delta::Tensor;
@@ -6,12 +6,12 @@ use gated_delta_harness::arguments::{Arguments, GateKind};
 
 use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
 
-/// All of them, for arguments with B = 2, H = 2, HV = 4, K = V = 64, P = 5 in f32, and every optional tensor.
+/// Rules for arguments with B = 2, H = 2, HV = 4, K = V = 64, P = 5, f32 states and every optional tensor.
 pub fn rules() -> Vec<Rule> {
     all(tensor_rules(), OTHER_RULES)
 }
 
-/// Gates of the caller's.
+/// Replaces the gates by log decays `g` and `beta` that the caller computed.
 fn given(args: &mut Arguments<Tensor<'_>>, g: Tensor<'static>, beta: Tensor<'static>) {
     (args.gates, args.a_log, args.dt_bias) = (GateKind::Given, None, None);
     if let Some(new) = &mut args.new {
@@ -19,7 +19,7 @@ fn given(args: &mut Arguments<Tensor<'_>>, g: Tensor<'static>, beta: Tensor<'sta
     }
 }
 
-/// A tensor's name, what it becomes, and the message.
+/// Broken tensors: name of the tensor, its replacement, and the message.
 #[rustfmt::skip]
 fn tensor_rules() -> Vec<OfTensor> {
     vec![
@@ -114,7 +114,7 @@ fn tensor_rules() -> Vec<OfTensor> {
     ]
 }
 
-/// What becomes of the arguments otherwise, and the message.
+/// Other broken rules: the change of the arguments, and the message.
 #[rustfmt::skip]
 const OTHER_RULES: &[(Change, Message)] = &[
     (|args| given(args, tensor(F32, &[2, 1, 4, 64]), tensor(F32, &[2, 1, 4])), ["g", "[B, T, HV] = [2, 1, 4]", "got [2, 1, 4, 64]"]),

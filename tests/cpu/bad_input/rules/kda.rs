@@ -1,4 +1,4 @@
-//! The rules of KDA: what those of GDN do not say.
+//! Rules of KDA that GDN does not have.
 
 use gated_delta::DType::{Bf16, F16, F32, I32};
 use gated_delta::{Formulation, Tensor};
@@ -13,7 +13,7 @@ fn with_bound(args: &mut Arguments<Tensor<'_>>, lower_bound: f32) {
     (args.a_log, args.dt_bias) = (None, None);
 }
 
-/// For B = 2, T = 3, T' = 2, H = 2, HV = 4, K = V = 64, P = 5 in f32, softplus gates with dt_bias.
+/// Rules for B = 2, T = 3, T' = 2, H = 2, HV = 4, K = V = 64, P = 5, f32 states, softplus gates with dt_bias.
 pub fn rules() -> Vec<Rule> {
     #[rustfmt::skip]
     let tensors: Vec<OfTensor> = vec![
@@ -54,7 +54,7 @@ pub fn rules() -> Vec<Rule> {
     all(tensors, CHANGES)
 }
 
-/// For a commit of such, T' = 2.
+/// Rules for a commit with T' = 2 and the same other sizes.
 pub fn of_commit() -> Vec<Rule> {
     #[rustfmt::skip]
     let tensors: Vec<OfTensor> = vec![

@@ -1,4 +1,4 @@
-//! The rules of the arguments, each broken once.
+//! The rules of arguments, each broken once.
 
 pub mod decode;
 pub mod kda;
@@ -7,32 +7,32 @@ pub mod verify;
 use gated_delta::{DType, Tensor};
 use gated_delta_harness::arguments::Arguments;
 
-/// What the message begins with, what it says was wanted, and what it says came.
+/// Parts of an error message: its beginning, the rule, and the given value.
 pub type Message = [&'static str; 3];
 
-/// What it says of a tensor of floats.
+/// Dtypes of a float tensor in a message.
 const FLOATS: &str = "bf16, f16 or f32";
 
-/// What is done to good arguments.
+/// Change that breaks valid arguments.
 type Change = fn(&mut Arguments<Tensor<'_>>);
 
-/// What becomes of the tensor of this name.
+/// Name of a tensor, its invalid replacement, and the message.
 type OfTensor = (&'static str, Tensor<'static>, Message);
 
-/// A broken rule.
+/// A rule, with a way to break it and the expected message.
 pub struct Rule {
     broken: Broken,
     message: Message,
 }
 
-/// How it is broken.
+/// Way to break a rule.
 enum Broken {
-    /// The tensor of this name is another one.
+    /// Replaces the tensor with this name.
     Tensor(&'static str, Tensor<'static>),
     Otherwise(Change),
 }
 
-/// Rules of tensors, and others.
+/// Rules that a tensor breaks, and rules that a change of the arguments breaks.
 fn all(tensors: Vec<OfTensor>, changes: &[(Change, Message)]) -> Vec<Rule> {
     let tensors = tensors.into_iter().map(|(name, tensor, message)| Rule {
         broken: Broken::Tensor(name, tensor),
@@ -45,10 +45,10 @@ fn all(tensors: Vec<OfTensor>, changes: &[(Change, Message)]) -> Vec<Rule> {
     tensors.chain(changes).collect()
 }
 
-/// The tensor of this name.
+/// The tensor with this name.
 ///
 /// # Panics
-/// Where there is none.
+/// If there is none.
 pub fn tensor_of<'a, 'b>(args: &'b mut Arguments<Tensor<'a>>, name: &str) -> &'b mut Tensor<'a> {
     let all = args.tensors_mut().into_iter();
     let named = all.into_iter().find(|(of, _)| *of == name);
@@ -56,7 +56,7 @@ pub fn tensor_of<'a, 'b>(args: &'b mut Arguments<Tensor<'a>>, name: &str) -> &'b
 }
 
 impl Rule {
-    /// Breaks it in good arguments.
+    /// Breaks the rule in valid arguments.
     pub fn change(&self, args: &mut Arguments<Tensor<'_>>) {
         match self.broken {
             Broken::Tensor(name, tensor) => *tensor_of(args, name) = tensor,
@@ -64,7 +64,7 @@ impl Rule {
         }
     }
 
-    /// Panics unless `message` is the one that the rule asks for.
+    /// Panics unless `message` is the expected message of the rule.
     #[track_caller]
     pub fn assert_names_it(&self, message: &str) {
         let named = message
@@ -79,13 +79,13 @@ impl Rule {
     }
 }
 
-/// A tensor that nothing is ever launched on.
+/// A tensor for arguments that are never launched.
 fn tensor(dtype: DType, dims: &[usize]) -> Tensor<'static> {
     at(0x1_0000, dtype, dims)
 }
 
 fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
-    // SAFETY: the arguments that it becomes part of are refused.
+    // SAFETY: arguments with this tensor are refused.
     unsafe { Tensor::from_raw(address, dtype, dims) }.unwrap()
 }
 

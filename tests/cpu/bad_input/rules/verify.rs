@@ -1,4 +1,4 @@
-//! The rules of a GDN MTP verify, of a resume and of a commit: what those of a decode do not say.
+//! Rules of a GDN verify, a resume and a commit that a decode does not have.
 
 use gated_delta::DType::{Bf16, F16, F32, I32, I64, U32};
 use gated_delta::Tensor;
@@ -7,7 +7,7 @@ use gated_delta_harness::arguments::{Kept, Packed, Tokens};
 
 use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
 
-/// For B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5 in f32 with snapshots of 4 steps, slots and a write pool.
+/// Rules for B = 2, T = 3, H = 2, HV = 4, K = V = 64, P = 5, f32 states, snapshots of 4 steps, slots and a write pool.
 pub fn of_snapshots() -> Vec<Rule> {
     #[rustfmt::skip]
     let tensors: Vec<OfTensor> = vec![
@@ -75,7 +75,7 @@ pub fn of_snapshots() -> Vec<Rule> {
     all(tensors, CHANGES)
 }
 
-/// Previous tokens that go with the others.
+/// Previous tokens whose dims match the other arguments.
 fn previous() -> Kept<Tensor<'static>> {
     Kept {
         tokens: Tokens {
@@ -88,7 +88,8 @@ fn previous() -> Kept<Tensor<'static>> {
     }
 }
 
-/// For `[1, 6, …]` of two packed rows of up to 3 tokens with token slots and accepted tokens, otherwise as above.
+/// Rules for `[1, 6, …]` of two packed rows of up to 3 tokens, with token slots and accepted tokens. Other sizes as in
+/// `of_snapshots`.
 pub fn of_token_slots() -> Vec<Rule> {
     #[rustfmt::skip]
     let tensors: Vec<OfTensor> = vec![
@@ -128,7 +129,7 @@ pub fn of_token_slots() -> Vec<Rule> {
     all(tensors, CHANGES)
 }
 
-/// For two rows of 3 tokens after 9 previous ones, states in bf16, otherwise as above.
+/// Rules for two rows of 3 tokens after 9 previous ones, with bf16 states. Other sizes as in `of_snapshots`.
 pub fn of_previous() -> Vec<Rule> {
     #[rustfmt::skip]
     let tensors: Vec<OfTensor> = vec![
@@ -164,7 +165,7 @@ pub fn of_previous() -> Vec<Rule> {
     all(tensors, CHANGES)
 }
 
-/// For a commit of two rows of 9 tokens with slots and a write pool, states in f32.
+/// Rules for a commit of two rows of 9 tokens with slots, a write pool and f32 states.
 pub fn of_commit() -> Vec<Rule> {
     #[rustfmt::skip]
     let tensors: Vec<OfTensor> = vec![

@@ -1,4 +1,4 @@
-//! Arguments of tensors most of which have the right dims.
+//! Random arguments whose tensors mostly have the right dims.
 
 use gated_delta::{
     Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options, StateLayout, Tensor,
@@ -13,7 +13,7 @@ use proptest::sample::select;
 
 use super::tensors::{dtype, raw, size, wild};
 
-/// The dims that arguments agree on.
+/// The common dims of a set of arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Dims {
     rows: usize,
@@ -46,11 +46,11 @@ fn dims() -> impl Strategy<Value = Dims> {
         })
 }
 
-/// How far from right a tensor is.
+/// Difference of a tensor from a valid one.
 #[derive(Clone, Debug)]
 pub enum Twist {
     None,
-    /// Strides of the right number, of which some are wild.
+    /// The right number of strides, some of which are arbitrary.
     Strides([Option<usize>; 5]),
     Wild(Tensor<'static>),
 }
@@ -64,10 +64,10 @@ fn twist() -> impl Strategy<Value = Twist> {
     ]
 }
 
-/// Tensors of the right dims, most of them.
+/// Source of tensors, most of which have the right dims.
 struct Tensors {
     twists: std::vec::IntoIter<Twist>,
-    /// Of tokens, gates, states, indices, and the gates' parameters.
+    /// Dtypes of tokens, gates, states, indices, and parameters of gates.
     dtypes: [DType; 5],
 }
 
@@ -89,7 +89,7 @@ impl Tensors {
     }
 }
 
-/// All that is drawn for one set of arguments.
+/// Random choices for one set of arguments.
 pub type Draw = (
     Dims,
     GateKind,
@@ -142,7 +142,7 @@ pub fn arguments(
     let mut flag = || flags.next().unwrap_or_default();
     let has_pending = flag() && (flag() || flag());
     let is_flush = has_pending && flag();
-    // Nothing that states that wait do not go with, mostly.
+    // Mostly without switches that contradict deferred write-back.
     let waits = has_pending && (flag() || flag());
     let [is_packed, is_commit, of_tokens, with_previous] = [(); 4].map(|()| flag() && !waits);
     let [b, t] = if is_packed {
@@ -213,7 +213,7 @@ pub fn arguments(
         optional(3, &[rows], has_pending)?,
         optional(3, &[rows], has_pending)?,
     ];
-    // Windows wait with the parallel formulation, mostly.
+    // The write-back of windows is mostly deferred in the parallel formulation only.
     let windows_wait = (is_parallel && convolves) != (flag() && flag() && flag());
     let windows_wait = has_pending && windows_wait;
     let channels = (2 * heads + value_heads).saturating_mul(dim);

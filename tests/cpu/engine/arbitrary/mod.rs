@@ -1,4 +1,4 @@
-//! Tensors of any dims, strides, dtype and address: an error or a success, never a panic.
+//! Tensors with any dims, strides, dtype and address give an error or a success, never a panic.
 
 mod arguments;
 mod tensors;
@@ -10,7 +10,7 @@ use gated_delta_test_support::for_all;
 use arguments::{arguments, draws};
 use tensors::{view, wild};
 
-/// Calls everything that takes arguments.
+/// Calls every function that takes arguments.
 fn call_everything(args: &Arguments<Tensor<'_>>) {
     let Ok(work) = args.work() else { return };
     let library = Library::simulator();

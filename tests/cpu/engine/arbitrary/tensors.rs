@@ -1,11 +1,11 @@
-//! Tensors of any dims, strides, dtype and address, and views of them.
+//! Tensors with any dims, strides, dtype and address, and views of them.
 
 use gated_delta::{DType, Tensor};
 use proptest::collection::vec;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::select;
 
-/// Sizes that overflow when they are multiplied, and ones that operators take.
+/// Sizes that operators take, and sizes whose products overflow.
 pub fn size() -> impl Strategy<Value = usize> {
     prop_oneof![
         4 => 0usize..=4,
@@ -26,7 +26,7 @@ pub fn dtype() -> impl Strategy<Value = DType> {
     ])
 }
 
-/// What is done to a tensor once it is there.
+/// Operation that makes a view of a tensor.
 #[derive(Clone, Debug)]
 pub enum View {
     Strides(Vec<usize>),
@@ -54,7 +54,7 @@ impl View {
 }
 
 pub fn raw(address: u64, dtype: DType, dims: &[usize]) -> Option<Tensor<'static>> {
-    // SAFETY: nothing is launched on it: every launch here is the simulator's, which has no GPU memory.
+    // SAFETY: all launches here are the simulator's, which refuses tensors in GPU memory.
     unsafe { Tensor::from_raw(address, dtype, dims) }.ok()
 }
 

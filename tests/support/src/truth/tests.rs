@@ -1,4 +1,4 @@
-//! A launch that leaves the truth passes, and one that leaves anything else of windows does not.
+//! The checks accept the results of the reference, and refuse any change of a window.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,7 +16,7 @@ use crate::problem::{Sizes, window_snapshots};
 use crate::spec::{Family, Spec};
 use crate::strategy::specs;
 
-/// Problems of several tokens of a layer, whether or not there are kernels of them.
+/// Problems of layers with several tokens, also ones without a kernel.
 fn layers() -> impl Strategy<Value = Spec> {
     let of = |operator, layout, state| Family {
         decode: false,
@@ -30,7 +30,7 @@ fn layers() -> impl Strategy<Value = Spec> {
     select(families).prop_flat_map(|family| specs(family, 6))
 }
 
-/// Writes what is not NaN.
+/// Writes `values` except NaN to `view`.
 fn write(case: &mut Case, view: Option<&View>, values: Option<&[f64]>) {
     let (Some(view), Some(values)) = (view, values) else {
         return;
@@ -38,7 +38,7 @@ fn write(case: &mut Case, view: Option<&View>, values: Option<&[f64]>) {
     case.buffers[view.buffer].write(view, values);
 }
 
-/// What is left by a launch that is right.
+/// The case after a correct launch.
 fn left(before: &Case) -> Case {
     let mut after = before.clone();
     let Judgement {
@@ -60,7 +60,7 @@ fn left(before: &Case) -> Case {
     write(&mut after, view, windows.as_deref());
     let view = window_snapshots(before);
     write(&mut after, view, after_tokens.as_deref());
-    // New tokens start from what is stored.
+    // New tokens start from the stored, rounded states.
     let o = truth(before, Some(&after)).o;
     write(&mut after, before.outputs(), Some(&o));
     after
@@ -74,7 +74,7 @@ fn the_truth_passes_and_no_other_window_does() {
         check(&before, &after);
         let windows = before.windows().into_iter().flatten();
         for view in windows.chain(window_snapshots(&before)) {
-            // In a column, or in a gap.
+            // A random element: in a column of a window or in a gap.
             let place = spec.seed as usize % after.buffers[view.buffer].len();
             let mut wrong = after.clone();
             let bits = wrong.buffers[view.buffer].bits(place);
@@ -88,8 +88,8 @@ fn the_truth_passes_and_no_other_window_does() {
     });
 }
 
-/// Bit for bit, where previous tokens leave states that are not rounded, too; and of what is NaN nothing is read by an active
-/// row.
+/// The recurrence alone and the whole layer give the same bits by the reference, also after previous tokens, whose states are not
+/// rounded there. No active row reads a NaN.
 #[test]
 fn the_truth_that_bounds_belong_to_is_the_layer() {
     for_all("truth", 60, &layers(), |spec| {
