@@ -408,7 +408,7 @@ constants! {
         per_channel = "GD_PER_CHANNEL",
         /// Between slots of `inputs`.
         inputs_slot = "GD_INPUTS_SLOT",
-        /// The GPU's [`machine`](crate::machine), for a prefill.
+        /// The GPU's [`machine`], for a prefill.
         machine = "GD_MACHINE",
         /// Chunks that a block of a chain by `mma.sync` has in shared memory: 1 or 2.
         stages = "GD_STAGES",
