@@ -15,7 +15,7 @@ use plotters::style::RGBColor;
 type Part = (&'static str, fn(&Drift) -> f64);
 
 const STEPS: usize = 2000;
-const NOTE: &str = "against the f64 recurrence of the same inputs · K = V = 64, 4 heads · log decays −0.002 to 0 (slow, a \
+const NOTE: &str = "against the f64 recurrence of the same inputs · K = V = 128, 4 heads · log decays −0.002 to 0 (slow, a \
                     quarter) and −0.5 to −0.05 (fast)";
 const SHOWN: [usize; 5] = [1, 10, 100, 1000, STEPS];
 

@@ -10,6 +10,8 @@ use plotters::prelude::*;
 
 const PANEL: (u32, u32) = (520, 380);
 const HEAD: u32 = 78;
+/// Height of a line of the legend, in pixels.
+const LEGEND_LINE: i32 = 20;
 const INK: RGBColor = RGBColor(40, 44, 52);
 const FAINT: RGBColor = RGBColor(226, 229, 234);
 const FONT: &str = "Helvetica, Arial, sans-serif";
@@ -140,12 +142,16 @@ impl ValueFormatter<f64> for Axis {
 /// Draws a picture into a file.
 pub fn draw(path: &Path, picture: &Picture) -> Result<()> {
     let panels = picture.panels.len();
-    let size = (PANEL.0 * panels as u32, PANEL.1 + HEAD);
+    let width = PANEL.0 * panels as u32;
+    let legend = legend(picture, width as i32);
+    let lines = legend.last().map_or(0, |&(_, (_, line))| line);
+    let head = HEAD + (lines * LEGEND_LINE) as u32;
+    let size = (width, PANEL.1 + head);
     let paper = SVGBackend::new(path, size).into_drawing_area();
     let drawn = || -> Drawn {
         paper.fill(&WHITE)?;
-        let (head, body) = paper.split_vertically(HEAD);
-        draw_head(&head, picture)?;
+        let (head, body) = paper.split_vertically(head);
+        draw_head(&head, picture, &legend)?;
         for (area, panel) in body.split_evenly((1, panels)).iter().zip(&picture.panels) {
             draw_panel(area, panel)?;
         }
@@ -154,26 +160,36 @@ pub fn draw(path: &Path, picture: &Picture) -> Result<()> {
     drawn().map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
-fn draw_head(area: &Area<'_>, picture: &Picture) -> Drawn {
-    const LEGEND: i32 = 64;
+/// Each name of the legend once: a curve with that name, and the entry's x in pixels and line. A line that `width` ends is continued
+/// below.
+fn legend(picture: &Picture, width: i32) -> Vec<(&Series, (i32, i32))> {
+    const MARGIN: i32 = 16;
+    let mut entries: Vec<(&Series, (i32, i32))> = Vec::new();
+    let (mut x, mut line) = (MARGIN, 0);
+    for series in picture.panels.iter().flat_map(|panel| &panel.series) {
+        if entries.iter().any(|(known, _)| known.name == series.name) {
+            continue;
+        }
+        let entry = 55 + 7 * series.name.chars().count() as i32;
+        if x > MARGIN && x + entry > width {
+            (x, line) = (MARGIN, line + 1);
+        }
+        entries.push((series, (x, line)));
+        x += entry;
+    }
+    entries
+}
+
+fn draw_head(area: &Area<'_>, picture: &Picture, legend: &[(&Series, (i32, i32))]) -> Drawn {
     area.draw(&Text::new(picture.title.as_str(), (16, 12), text(17)))?;
     area.draw(&Text::new(picture.note.as_str(), (16, 35), text(12)))?;
-    let mut named: Vec<&Series> = Vec::new();
-    for series in picture.panels.iter().flat_map(|panel| &panel.series) {
-        if named.iter().all(|known| known.name != series.name) {
-            named.push(series);
-        }
-    }
-    let mut x = 16;
-    for series in named {
-        let ends = vec![(x, LEGEND), (x + 26, LEGEND)];
-        area.draw(&PathElement::new(ends, line(series)))?;
-        for mark in marks(series, (x + 13, LEGEND)) {
+    for &(series, (x, line_of_legend)) in legend {
+        let y = 64 + line_of_legend * LEGEND_LINE;
+        area.draw(&PathElement::new(vec![(x, y), (x + 26, y)], line(series)))?;
+        for mark in marks(series, (x + 13, y)) {
             area.draw(&mark)?;
         }
-        let name = Text::new(series.name.as_str(), (x + 33, LEGEND - 7), text(13));
-        area.draw(&name)?;
-        x += 55 + 7 * series.name.chars().count() as i32;
+        area.draw(&Text::new(series.name.as_str(), (x + 33, y - 7), text(13)))?;
     }
     Ok(())
 }
