@@ -128,7 +128,7 @@ pub fn assemble(
 }
 
 /// Checks the text of every committed entry, assembles the entries of `scope`, and prints their registers and shared memory. A text
-/// is not assembled again if the same assembler and the same version of this file have accepted the text on this machine before.
+/// is not assembled again if the same assembler has accepted it on this machine before ([`known::key`]).
 pub fn check(scope: Scope<'_>) -> Result<()> {
     let tools = toolchain::cuda_tools()?;
     let known = Known::open(shell::target()?.join("ptx/assembled.txt"))?;

@@ -11,6 +11,7 @@ use crate::entries::{Entry, file_name};
 use crate::manifest::{File, Manifest};
 use crate::module::{Cluster, LaunchBounds, Module};
 use crate::registers::{self, Registers};
+use crate::toolchain::Compiler;
 use crate::{assemble, compile, hash, manifest, shell, toolchain};
 
 /// First line of each PTX file.
@@ -32,7 +33,7 @@ pub fn read(entry: Entry) -> Result<String> {
 /// to entries whose name contains the text, and leaves the other files and the manifest as they are: [`check`] then fails.
 pub fn write(only: Option<&str>) -> Result<()> {
     let compiler = toolchain::compiler()?;
-    let files = bodies(&compile::kernels(&compiler, only)?, only)?;
+    let files = compiled(&compiler, only)?;
     let directory = directory();
     fs::create_dir_all(&directory)?;
     let committed = committed()?;
@@ -83,7 +84,7 @@ pub fn check() -> Result<()> {
     let made_by = &manifest.compiler;
     let compiler = toolchain::compiler()?;
     if *made_by == compiler.identity {
-        let built = bodies(&compile::kernels(&compiler, None)?, None)?;
+        let built = compiled(&compiler, None)?;
         if let Some(name) = built.keys().find(|name| built[*name] != committed[*name]) {
             bail!(
                 "host/ptx/{name} is not what this compiler makes of these sources; run `cargo xtask ptx` and commit it"
@@ -128,9 +129,9 @@ fn other_registers(manifest: &Manifest, known: &Registers) -> Vec<String> {
     problems
 }
 
-/// Compiles the kernels. Returns the PTX files by name: of all entries, or of those whose name contains `only`.
-pub fn compiled(only: Option<&str>) -> Result<BTreeMap<String, String>> {
-    bodies(&compile::kernels(&toolchain::compiler()?, only)?, only)
+/// Compiles the kernels with `compiler`. Returns the PTX files by name: of all entries, or of those whose name contains `only`.
+pub fn compiled(compiler: &Compiler, only: Option<&str>) -> Result<BTreeMap<String, String>> {
+    bodies(&compile::kernels(compiler, only)?, only)
 }
 
 /// The files of the entries of `module`, by name. `only`: the module has only the entries whose name contains this text.

@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail};
 use tar::Archive;
 
 use crate::module::minimal;
-use crate::{hash, manifest, ptx, shell, text};
+use crate::{hash, manifest, ptx, shell, text, toolchain};
 
 /// Compiles the kernels, compares their texts with those in `host/ptx` of `revision`, and prints the differences. Fails if a text was
 /// changed, added or removed. A text in which only the entry's symbol differs counts as renamed. `only` limits this to entries whose
 /// name contains the text.
 pub fn compare_with(revision: &str, only: Option<&str>) -> Result<()> {
-    let now = ptx::compiled(only)?;
+    let now = ptx::compiled(&toolchain::compiler()?, only)?;
     let mut before = of_revision(revision)?;
     before.retain(|name, _| only.is_none_or(|only| name.trim_end_matches(".ptx").contains(only)));
     let changes = Changes::between(&before, &now);
