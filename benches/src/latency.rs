@@ -23,11 +23,10 @@ use crate::host_parts::host_parts;
 use crate::inputs::Inputs;
 use crate::options::Options;
 use crate::peers::Peers;
-use crate::prefill;
+use crate::prefill::{self, HEADS};
 use crate::prewarm;
 use crate::record::{self, Row, Run, lines, read};
 use crate::report::{Before, tables};
-use crate::shapes::{GDN, KDA};
 use crate::sweep::{Clock, Kind, Part, Sweep, progress};
 use crate::timed::{Timed, regret};
 use crate::tune::advice;
@@ -74,6 +73,10 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
         (true, _) => (Vec::new(), options.deferred_cases()?),
         (false, true) => (Vec::new(), Vec::new()),
         (false, false) => (options.cells()?, Vec::new()),
+    };
+    let prefills = match options.prefill {
+        true => options.prefill_cases()?,
+        false => Vec::new(),
     };
     let device = match Device::get(0) {
         Ok(device) => device,
@@ -164,17 +167,13 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
             record_file(options, &run.gpu, "-prefill"),
             options.append,
         )?;
-        sweep.measure(&prefills(options), &clock, gate.is_some());
+        sweep.measure(&prefills, &clock, gate.is_some());
         ensure!(
             !sweep.rows.is_empty() || !sweep.failures.is_empty() || sweep.left > 0,
             "no case has such an entry"
         );
         let judged = judged(&mut sweep, gate, &clock);
-        writeln!(
-            outcome.text,
-            "{}",
-            prefill::table(&sweep.rows, prefill_heads())
-        )?;
+        writeln!(outcome.text, "{}", prefill::table(&sweep.rows, HEADS))?;
         let many = options.tune || !options.entry.is_empty();
         outcome.text += &words(&sweep, many, &judged);
         outcome.failures = sweep.failures;
@@ -269,7 +268,7 @@ fn from_files(options: &Options, before: Option<&Before>) -> Result<Outcome> {
     for path in &options.from {
         match Rows::read(path)? {
             Some(Rows::Steps(rows)) => steps.extend(rows),
-            Some(Rows::Prefills(rows)) => prefills.extend(rows),
+            Some(Rows::Prefills(rows)) => prefills.extend(beside_peers(rows, path)?),
             Some(Rows::Deferred(rows)) => deferreds.extend(rows),
             None => bail!("{}: these are times of peers", path.display()),
         }
@@ -279,11 +278,7 @@ fn from_files(options: &Options, before: Option<&Before>) -> Result<Outcome> {
         show(&mut outcome.text, &steps, options, before)?;
     }
     if !prefills.is_empty() {
-        writeln!(
-            outcome.text,
-            "{}",
-            prefill::table(&prefills, prefill_heads())
-        )?;
+        writeln!(outcome.text, "{}", prefill::table(&prefills, HEADS))?;
     }
     if !deferreds.is_empty() {
         writeln!(outcome.text, "{}", deferred::table(&deferreds, f64::NAN))?;
@@ -293,6 +288,23 @@ fn from_files(options: &Options, before: Option<&Before>) -> Result<Outcome> {
     from_rows(options, &mut deferreds, &mut outcome)?;
     outcome.rows = steps;
     Ok(outcome)
+}
+
+/// Puts today's peers beside the rows of a file. Older rows lack the GPU's name, which is then that of the file's folder.
+fn beside_peers(mut rows: Vec<prefill::Row>, path: &Path) -> Result<Vec<prefill::Row>> {
+    let peers = prefill::Peers::recorded()?;
+    let folder = path.parent().and_then(Path::file_name).unwrap_or_default();
+    let card = peers.card(&folder.to_string_lossy()).unwrap_or_default();
+    for row in &mut rows {
+        if row.gpu.is_empty() {
+            card.clone_into(&mut row.gpu);
+        }
+        if !row.gpu.is_empty() {
+            let gpu = row.gpu.clone();
+            row.put_beside(&peers, &gpu);
+        }
+    }
+    Ok(rows)
 }
 
 fn from_rows<R: Timed>(options: &Options, rows: &mut [R], outcome: &mut Outcome) -> Result<()> {
@@ -345,23 +357,6 @@ fn before(path: &Path) -> Result<Before> {
         name: name.to_string_lossy().into_owned(),
         rows: read(path)?,
     })
-}
-
-/// The cases of prefills that the options ask for.
-fn prefills(options: &Options) -> Vec<prefill::Case> {
-    let mut cases = prefill::cases();
-    if !options.rows.is_empty() {
-        let asked = |title: &str| {
-            let mut names = options.rows.iter();
-            names.any(|name| title.starts_with(name.as_str()))
-        };
-        cases.retain(|case| asked(&case.title()));
-    }
-    cases
-}
-
-fn prefill_heads() -> [[usize; 2]; 2] {
-    [GDN[0].head_counts(), KDA[0].head_counts()]
 }
 
 /// Judges the rows of a sweep, and returns the report. An error becomes a failure of the sweep.
@@ -420,7 +415,7 @@ fn untimed(
         writeln!(outcome.text, "{table}")?;
     }
     if !prefills.rows.is_empty() {
-        let table = prefill::table(&prefills.rows, prefill_heads());
+        let table = prefill::table(&prefills.rows, HEADS);
         writeln!(outcome.text, "{table}")?;
     }
     outcome.text += &words(&steps, true, "");
@@ -607,7 +602,7 @@ impl<'a> Prefills<'a> {
             bench: prefill::Bench {
                 library: machine.library,
                 timer: Some((machine.timer, machine.run)),
-                heads: prefill_heads(),
+                heads: HEADS,
                 every_entry: options.tune,
                 entries: &options.entry,
             },

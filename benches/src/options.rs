@@ -10,13 +10,15 @@ use gated_delta_harness::arguments::{DecayKind, Operator};
 use crate::best::BEST;
 use crate::cell::{self, Cell, Mode, Op};
 use crate::deferred;
+use crate::prefill;
 use crate::suite;
 
 /// Folders of records, relative to the folder that the bench is started in.
 const RECORDS: [&str; 2] = ["benches/record", "record"];
 
-/// Options that select cells.
+/// Options that select cells; prefills have the first one too.
 const CHOICES: [&str; 12] = [
+    "gate",
     "step",
     "op",
     "model",
@@ -25,7 +27,6 @@ const CHOICES: [&str; 12] = [
     "tokens",
     "modes",
     "formulation",
-    "gate",
     "state",
     "layout",
     "slots",
@@ -65,8 +66,8 @@ pub struct Options {
     /// Formulations: recurrent, parallel.
     #[arg(long, value_delimiter = ',', default_value = "recurrent,parallel")]
     pub formulation: Vec<String>,
-    /// Gates of KDA: log, softplus, lower_bound.
-    #[arg(long, value_delimiter = ',', default_value = "log")]
+    /// Gates of KDA: log (default; prefills: those of their table), softplus, lower_bound.
+    #[arg(long, value_delimiter = ',')]
     pub gate: Vec<String>,
     /// State dtypes: bf16, f16, f32.
     #[arg(long, value_delimiter = ',', default_value = "bf16,f32")]
@@ -121,7 +122,7 @@ pub struct Options {
     pub host: bool,
     /// Measure prefills of Qwen3-Next's layer instead: prompts and batches of them, next to the fastest other library; and a prompt of
     /// 1,024 tokens for each model.
-    #[arg(long, conflicts_with_all = CHOICES)]
+    #[arg(long, conflicts_with_all = CHOICES.into_iter().skip(1))]
     pub prefill: bool,
     /// Measure steps with deferred write-back instead, next to steps that write every state: decodes, drafts, and layers of both. Takes
     /// --batch, --dim, --tokens and --state, and measures every variant with --tune.
@@ -130,9 +131,15 @@ pub struct Options {
     /// With --deferred, measure only these operators.
     #[arg(long, requires = "deferred", value_delimiter = ',', value_parser = deferred::OPERATORS)]
     pub cases: Vec<String>,
-    /// With --prefill, measure only the cases whose titles begin so: 1x4096; 8 tails.
+    /// With --prefill, measure only the cases whose titles begin so: 1x4096; 8 tails; with --heads, the titles from the rows on.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub rows: Vec<String>,
+    /// With --prefill, measure only these heads, also of a layer's shards: 2/8 is GDN's H/HV, 4 is KDA's H = HV.
+    #[arg(long, requires = "prefill", value_delimiter = ',', value_parser = Heads::parse)]
+    pub heads: Vec<Heads>,
+    /// With --prefill, measure only bare cases: q and k are normalised before the launch, as for kernels of other libraries.
+    #[arg(long, requires = "prefill")]
+    pub bare: bool,
     /// With --prefill, measure every entry whose name contains one of these, selected or not: chain, short, tile64. For all: --tune.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub entry: Vec<String>,
@@ -150,6 +157,28 @@ pub struct Options {
     /// Passed by `cargo bench`, and ignored.
     #[arg(long, hide = true)]
     bench: bool,
+}
+
+/// Heads H and HV of an operator's layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads(Operator, [usize; 2]);
+
+impl Heads {
+    fn parse(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse::<usize>().ok();
+        let heads = match text.split_once('/') {
+            Some((h, hv)) => number(h)
+                .zip(number(hv))
+                .map(|(h, hv)| (Operator::Gdn, [h, hv])),
+            None => number(text).map(|h| (Operator::Kda, [h, h])),
+        };
+        let (operator, heads) = heads.ok_or("want H/HV of GDN, 2/8, or H = HV of KDA, 4")?;
+        Ok(Self(operator, heads))
+    }
+
+    fn are_of(self, case: &prefill::Case) -> bool {
+        self == Self(case.operator, case.heads(prefill::HEADS))
+    }
 }
 
 /// Parses an architecture, `sm_` and ten times the compute capability.
@@ -255,11 +284,36 @@ impl Options {
         Ok(cases)
     }
 
+    /// The selected cases of prefills, at least one: without heads, a gate or bare cases, those of the table.
+    pub fn prefill_cases(&self) -> Result<Vec<prefill::Case>> {
+        let gates = self.gate.iter().map(|gate| cell::gate(gate));
+        let gates: Vec<DecayKind> = gates.collect::<Result<_>>()?;
+        let mut cases = prefill::cases();
+        if self.bare || !(self.heads.is_empty() && gates.is_empty()) {
+            cases.extend(prefill::others());
+        }
+        cases.retain(|case| {
+            let title = match self.heads.is_empty() {
+                true => case.title(),
+                false => case.rows(),
+            };
+            (self.heads.is_empty() || self.heads.iter().any(|heads| heads.are_of(case)))
+                && (gates.is_empty() || gates.contains(&case.gate))
+                && !(self.bare && case.qk_l2norm)
+                && (self.rows.is_empty() || self.rows.iter().any(|rows| title.starts_with(rows)))
+        });
+        ensure!(
+            !cases.is_empty(),
+            "--prefill has no such case: rows that are not in its table need --heads, --bare or --gate"
+        );
+        Ok(cases)
+    }
+
     /// The selected layers of an operator, with B = T = 1.
     fn layers(&self, op: Op) -> Result<Vec<Cell>> {
         let names: Vec<&str> = self.model.iter().map(String::as_str).collect();
-        let softplus = ["softplus".to_owned()];
-        let gates = if self.step { &softplus[..] } else { &self.gate };
+        let default = if self.step { "softplus" } else { "log" }.to_owned();
+        let gates = or(&self.gate, std::slice::from_ref(&default));
         let gates = gates.iter().map(|gate| cell::gate(gate));
         let gates: Vec<DecayKind> = match op.operator() {
             Operator::Kda => gates.collect::<Result<_>>()?,

@@ -1,18 +1,20 @@
 //! Prefills with Qwen3-Next's heads, and with Kimi-Linear's (log decay and β given, or the gate computed): prompts of all sizes, batches
 //! of prompts, and mixed batches, with other states and with a convolution and a norm, next to the fastest other library; and a prompt
-//! of each model. Each row is checked against the reference before it is timed.
+//! of each model. Other heads, and q and k normalised before the launch, are measured on request. Each row is checked against the
+//! reference before it is timed.
 
 mod cases;
+mod peers;
 mod values;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use gated_delta::{
-    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaBeta, KdaDecay,
-    KdaGates, Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
+    Convolution, DType, Entry, Error, Formulation, Gates, GdnGates, Inputs, KdaDecay, KdaGates,
+    Library, Norm, Options, StateLayout, States, Step, StreamRef, Work,
 };
 use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_harness::timing::{Micros, Timer};
@@ -21,28 +23,17 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use crate::cell::gate_name;
-use crate::peers;
-use crate::record::Run;
-use crate::shapes::Model;
+use crate::record::{Run, folder};
 use crate::slab::{Slab, sets_for, upload};
 
-pub use cases::{Case, cases};
+pub use cases::{Case, HEADS, cases, others};
+pub use peers::Peers;
 use values::{EPS, TAPS, Truth, Values, truths};
 
 /// Largest relative errors: of o in bf16, and of f32 states. For bf16 states the first one counts.
 const ERRORS: [f64; 2] = [2.5e-3, 2e-3];
-/// Best times of other libraries: f32 K-last states, K = V = 128, the recurrence only.
-const RECORDED: &str = include_str!("../record/h200/prefill_peers.csv");
 /// Declared length of the longest row that makes no promise, so that kernels for longer rows accept the rows too.
 const UNPROMISED: usize = usize::MAX;
-
-/// A recorded time of another library.
-#[derive(Debug, Deserialize)]
-struct Peer {
-    case: String,
-    us: f64,
-    peer: String,
-}
 
 /// Device of a run, and selection of entries.
 pub struct Bench<'a> {
@@ -61,7 +52,7 @@ pub struct Bench<'a> {
 /// A measured row.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Title of the case: lengths of its rows, and unusual properties.
+    /// Title of the case: operator and heads if these are not the table's, lengths of its rows, and unusual properties.
     pub case: String,
     /// Dtype of the states.
     pub state: String,
@@ -81,9 +72,9 @@ pub struct Row {
     pub us_p90: Option<f64>,
     /// Time in µs that the bytes of a launch take at a copy's bandwidth.
     pub bytes_us: Option<f64>,
-    /// Time in µs of the fastest other library, if it was recorded on the same GPU.
+    /// Time in µs of the fastest other library for the same work, if it was recorded on the same GPU.
     pub peer_us: Option<f64>,
-    /// Name of that library.
+    /// Name of that library, what its time includes besides the row's, and whether one is faster with other values.
     pub peer: Option<String>,
     /// Bandwidth of a copy in the same run, in GB/s. Older records lack this column and those below.
     #[serde(default)]
@@ -97,6 +88,13 @@ pub struct Row {
     /// Commit that the bench was built from.
     #[serde(default)]
     pub commit: String,
+}
+
+impl Row {
+    /// Puts the fastest of the peers that were recorded on this GPU for the same work beside the row.
+    pub fn put_beside(&mut self, peers: &Peers, gpu: &str) {
+        (self.peer_us, self.peer) = peers.best(gpu, &self.case, &self.state).unzip();
+    }
 }
 
 /// Rows, and failures.
@@ -152,6 +150,7 @@ impl<'a> Buffers<'a> {
             true => [0, total],
             false => [total, 0],
         };
+        let [q, k] = values.qk(case);
         let tokens = |count: usize, unit: &[u8]| -> Result<Slab> {
             let bytes = unit.len() / values.tokens * count.max(1);
             Slab::filled(library, sets, bytes, unit).with_context(|| case.title())
@@ -182,8 +181,8 @@ impl<'a> Buffers<'a> {
             case,
             heads,
             sets,
-            q: tokens(qkv, bytemuck::cast_slice(&values.q))?,
-            k: tokens(qkv, bytemuck::cast_slice(&values.k))?,
+            q: tokens(qkv, bytemuck::cast_slice(&q))?,
+            k: tokens(qkv, bytemuck::cast_slice(&k))?,
             v: tokens(qkv, bytemuck::cast_slice(&values.v))?,
             gate: match case.operator {
                 Operator::Gdn => tokens(total, bytemuck::cast_slice(&values.gate))?,
@@ -228,7 +227,7 @@ impl<'a> Buffers<'a> {
                 dt_bias,
             },
         };
-        let gates = KdaGates::new(gate, kind, beta, KdaBeta::Given);
+        let gates = KdaGates::new(gate, kind, beta, self.case.beta);
         self.step_of(set, longest, gates)
     }
 
@@ -270,6 +269,7 @@ impl<'a> Buffers<'a> {
         let bounds = self.cu_seqlens.tensor(0, DType::I32, &[rows + 1])?;
         let options = Options::default()
             .formulation(Formulation::Chunked)
+            .qk_l2norm(case.qk_l2norm)
             .state_layout(case.layout);
         let mut step = Step::new(inputs, gates, o, states)
             .packed(bounds, longest)
@@ -358,14 +358,15 @@ fn floats(bytes: &[u8], dtype: DType) -> Vec<f64> {
 pub struct Known {
     values: HashMap<([usize; 2], usize), Values>,
     truths: HashMap<Key, Rc<Vec<Truth>>>,
-    peers: Option<Vec<Peer>>,
+    peers: Option<Peers>,
 }
 
 /// Properties of a case that its exact results depend on.
 type Key = (
     Vec<usize>,
+    [usize; 2],
     usize,
-    (Operator, &'static str, bool, Option<&'static str>),
+    (Operator, &'static str, bool, bool, Option<&'static str>),
 );
 
 impl Bench<'_> {
@@ -391,14 +392,13 @@ impl Bench<'_> {
     /// # Errors
     /// The errors of [`Bench::run`].
     pub fn measure(&self, case: &Case, known: &mut Known) -> Result<Measured> {
-        let of_operator = self.heads[usize::from(case.operator == Operator::Kda)];
-        let heads = case.model.as_ref();
-        let heads = heads.map_or(of_operator, Model::head_counts);
+        let heads = case.heads(self.heads);
         let values = known.values.entry((heads, case.dim));
         let values = values.or_insert_with(|| Values::new(heads, case.dim));
         let model = case.model.map(|model| model.name);
-        let what = (case.operator, gate_name(case.gate), case.layer, model);
-        let key = (case.lengths.clone(), case.dim, what);
+        let gate = gate_name(case.gate);
+        let what = (case.operator, gate, case.qk_l2norm, case.layer, model);
+        let key = (case.lengths.clone(), heads, case.dim, what);
         let truths = match known.truths.get(&key) {
             Some(truths) => Rc::clone(truths),
             None => {
@@ -409,7 +409,7 @@ impl Bench<'_> {
         };
         let peers = match &mut known.peers {
             Some(peers) => peers,
-            none => none.insert(self.peers()?),
+            none => none.insert(Peers::recorded()?),
         };
         let mut measured = Measured::default();
         let mut buffers = Buffers::new(self.library, case, heads, values)?;
@@ -419,8 +419,8 @@ impl Bench<'_> {
             let row = self.row(&buffers, (entry, longest), &truths);
             let mut row = row.with_context(|| format!("{}, {}", case.title(), entry.name()))?;
             row.selected = entry == selected;
-            if let Some(peer) = peers.iter().find(|peer| case.is_peers(&peer.case)) {
-                (row.peer_us, row.peer) = (Some(peer.us), Some(peer.peer.clone()));
+            if let Some((_, run)) = self.timer {
+                row.put_beside(peers, &run.gpu);
             }
             if let Some(wrong) = wrong(&row, case.state) {
                 measured.failures.push(wrong);
@@ -428,17 +428,6 @@ impl Bench<'_> {
             measured.rows.push(row);
         }
         Ok(measured)
-    }
-
-    /// The recorded times of other libraries, if this GPU is the one that they are from.
-    fn peers(&self) -> Result<Vec<Peer>> {
-        if !self.timer.is_some_and(|(_, run)| peers::are_of(&run.gpu)) {
-            return Ok(Vec::new());
-        }
-        csv::Reader::from_reader(RECORDED.as_bytes())
-            .deserialize()
-            .collect::<Result<_, _>>()
-            .context("record/h200/prefill_peers.csv")
     }
 
     /// The entry that the library selects if it is given the rows' true lengths.
@@ -553,18 +542,24 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
     let head = [
         "rows", "state", "kernel", "error o", "error S", "us", "of bytes",
     ];
-    // Peers have columns only if a row has a peer.
-    let with_peers = rows.iter().any(|row| row.peer_us.is_some());
-    let of_peers = match with_peers {
-        true => vec![format!("peer ({})", peers::CARD), "ours / peer".to_owned()],
-        false => Vec::new(),
+    // Peers have columns only if a row has a peer. A row and its peer are of the same card.
+    let of_peers = rows.iter().filter(|row| row.peer_us.is_some());
+    let cards: BTreeSet<String> = of_peers.map(|row| card(&row.gpu)).collect();
+    let cards: Vec<String> = cards.into_iter().collect();
+    let of_peers = match cards.is_empty() {
+        true => Vec::new(),
+        false => vec![
+            format!("peer ({})", cards.join(", ")),
+            "ours / peer".to_owned(),
+        ],
     };
     table.set_header(head.into_iter().map(str::to_owned).chain(of_peers));
     for row in rows {
         let number =
             |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
         let peer = match (row.peer_us, &row.peer) {
-            (Some(us), Some(peer)) => format!("{us:.1} {peer}"),
+            (Some(us), Some(peer)) if cards.len() < 2 => format!("{us:.1} {peer}"),
+            (Some(us), Some(peer)) => format!("{us:.1} {peer}, {}", card(&row.gpu)),
             _ => "-".to_owned(),
         };
         let ratio = row
@@ -580,7 +575,7 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
             number(row.us),
             number(row.bytes_us),
         ];
-        if with_peers {
+        if !cards.is_empty() {
             cells.extend([peer, ratio.unwrap_or("-".to_owned())]);
         }
         table.add_row(cells);
@@ -609,6 +604,14 @@ pub fn table(rows: &[Row], [gdn, kda]: [[usize; 2]; 2]) -> String {
         }
     }
     text
+}
+
+/// Name of a GPU in a table. Rows without one have peers of an H200.
+fn card(gpu: &str) -> String {
+    match gpu {
+        "" => crate::peers::CARD.to_owned(),
+        _ => folder(gpu).to_uppercase(),
+    }
 }
 
 /// Short name of an entry, enough to tell it from the others of its case.
@@ -650,11 +653,22 @@ mod tests {
         let heads = [[16, 32], [32, 32]];
         let beside = table(&[row(0.0, 0.0)], heads);
         assert!(beside.contains(" peer (H200) |"), "{beside}");
+        let of_h100 = Row {
+            gpu: "NVIDIA H100 80GB HBM3".to_owned(),
+            ..row(0.0, 0.0)
+        };
+        let both = table(&[row(0.0, 0.0), of_h100.clone()], heads);
+        for part in [
+            " peer (H100, H200) |",
+            " FlashInfer, H100 |",
+            " FlashInfer, H200 |",
+        ] {
+            assert!(both.contains(part), "{both}");
+        }
         let alone = Row {
             peer_us: None,
             peer: None,
-            gpu: "NVIDIA H100 80GB HBM3".to_owned(),
-            ..row(0.0, 0.0)
+            ..of_h100
         };
         let alone = table(&[alone], heads);
         assert!(

@@ -1,7 +1,14 @@
 //! Tests of the bench's prefills, on the simulator: checked, and not timed.
 
-use gated_delta::{DType, Library, StateLayout};
-use gated_delta_benches::prefill::{Bench, Case, cases, table};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use clap::Parser;
+use gated_delta::{DType, KdaBeta, Library, StateLayout};
+use gated_delta_benches::best::{Records, Rows};
+use gated_delta_benches::latency;
+use gated_delta_benches::options::Options;
+use gated_delta_benches::prefill::{Bench, Case, Row, cases, others, table};
 use gated_delta_benches::shapes::{GDN, KDA, Model};
 use gated_delta_harness::arguments::{DecayKind, Operator};
 
@@ -63,6 +70,20 @@ fn rows_of_a_prefill_are_checked() {
             ..case("short", &[16, 3])
         },
         Case {
+            heads: Some([1, 4]),
+            qk_l2norm: false,
+            ..case("2 rows", &[66, 3])
+        },
+        Case {
+            operator: Operator::Kda,
+            dim: 128,
+            heads: Some([1, 1]),
+            gate: DecayKind::LowerBound(-5.0),
+            beta: KdaBeta::Logit,
+            qk_l2norm: false,
+            ..case("2 rows", &[66, 3])
+        },
+        Case {
             model: Some(Model {
                 heads: 1,
                 value_heads: 1,
@@ -86,6 +107,8 @@ fn rows_of_a_prefill_are_checked() {
         "KDA 3 rows",
         "KDA short, softplus, layer",
         "glm-5.3-flash short, lower_bound, layer",
+        "1/4 2 rows, bare, K = V = 64",
+        "KDA 1 2 rows, lower_bound, logits, bare",
         "olmo-hybrid 2 rows, layer, V-last, K = 96, V = 192",
     ] {
         assert!(table.contains(&format!("| {name} ")), "{table}");
@@ -125,10 +148,14 @@ fn every_entry_can_be_asked_for() {
     assert!(bench(&library, false, &none).run(&case, |_| {}).is_err());
 }
 
+fn all() -> Vec<Case> {
+    [cases(), others()].concat()
+}
+
 /// A case that is compared with others has as many tokens as its name says.
 #[test]
 fn cases_are_what_they_are_called() {
-    for case in cases() {
+    for case in all() {
         let total: usize = case.lengths.iter().sum();
         let count = |part: &str| match part.split_once('x') {
             Some((rows, tokens)) => {
@@ -147,7 +174,7 @@ fn cases_are_what_they_are_called() {
 /// The title and state of each row are unique, so that a line of a file identifies it.
 #[test]
 fn no_two_cases_are_called_the_same() {
-    let cases = cases();
+    let cases = all();
     for (i, case) in cases.iter().enumerate() {
         let same = |other: &&Case| (other.title(), other.state) == (case.title(), case.state);
         assert_eq!(
@@ -157,4 +184,191 @@ fn no_two_cases_are_called_the_same() {
             case.title()
         );
     }
+}
+
+/// The table has the cases of its records, by the same titles; KDA no longer has a prefill with K = V = 64.
+#[test]
+fn the_table_is_that_of_its_record() {
+    let path = "record/h200/2026-11-26-prefill-slots.csv";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let Some(Rows::Prefills(rows)) = Rows::read(&path).unwrap() else {
+        panic!("not of prefills");
+    };
+    let gone = |row: &Row| row.case.starts_with("KDA ") && row.case.ends_with("K = V = 64");
+    let rows = rows.into_iter().filter(|row| !gone(row));
+    let recorded: Vec<_> = rows.map(|row| (row.case, row.state)).collect();
+    let cases = cases()
+        .into_iter()
+        .map(|case| (case.title(), case.state.to_string()));
+    assert_eq!(cases.collect::<Vec<_>>(), recorded);
+}
+
+fn selected(options: &[&str]) -> anyhow::Result<Vec<String>> {
+    let words = ["bench", "--prefill"].iter().chain(options);
+    let cases = Options::try_parse_from(words)?.prefill_cases()?;
+    Ok(cases
+        .iter()
+        .map(|case| format!("{}, {}", case.title(), case.state))
+        .collect())
+}
+
+#[test]
+fn options_choose_heads_bare_cases_and_gates() {
+    assert_eq!(selected(&[]).unwrap().len(), cases().len());
+    for (options, wanted) in [
+        (
+            &["--rows", "8x1024"][..],
+            &[
+                "8x1024, f32",
+                "8x1024, bf16",
+                "8x1024, layer, f32",
+                "8x1024, V-last, f32",
+                "8x1024, K = V = 64, f32",
+            ][..],
+        ),
+        (
+            &["--heads", "2/8", "--bare", "--rows", "1x1024,1x65536"],
+            &["2/8 1x1024, bare, f32", "2/8 1x65536, bare, f32"],
+        ),
+        (
+            &["--heads", "2/8,4", "--rows", "1x65536"],
+            &[
+                "2/8 1x65536, f32",
+                "2/8 1x65536, bare, f32",
+                "KDA 4 1x65536, f32",
+                "KDA 4 1x65536, lower_bound, logits, f32",
+            ],
+        ),
+        (
+            &["--heads", "16", "--gate", "lower_bound", "--rows", "8x1024"],
+            &["KDA 16 8x1024, lower_bound, logits, f32"],
+        ),
+        (
+            &["--heads", "16/32", "--rows", "1x256"],
+            &[
+                "1x256, f32",
+                "1x256, bf16",
+                "1x256, bare, f32",
+                "1x256, V-last, f32",
+                "1x256, layer, f32",
+            ],
+        ),
+    ] {
+        assert_eq!(selected(options).unwrap(), wanted, "{options:?}");
+    }
+    for (options, wanted) in [
+        (&["--heads", "5/8"][..], "--heads, --bare or --gate"),
+        (&["--rows", "1x65536"], "--heads, --bare or --gate"),
+        (
+            &["--heads", "2/"],
+            "want H/HV of GDN, 2/8, or H = HV of KDA, 4",
+        ),
+        (
+            &["--gate", "tanh"],
+            "wanted log, softplus or lower_bound, got tanh",
+        ),
+        (&["--op", "gdn_decode"], "cannot be used with"),
+    ] {
+        let refusal = selected(options).unwrap_err().to_string();
+        assert!(refusal.contains(wanted), "{options:?}: {refusal}");
+    }
+    for alone in [&["bench", "--bare"][..], &["bench", "--heads", "4"]] {
+        assert!(Options::try_parse_from(alone).is_err(), "{alone:?}");
+    }
+}
+
+/// A row is judged by rows of its own heads, gates and norms alone.
+#[test]
+fn a_bare_row_is_never_compared_with_one_that_has_the_norms() {
+    let row = |case: &Case, us: f64| Row {
+        case: case.title(),
+        state: case.state.to_string(),
+        entry: "chain".to_owned(),
+        selected: true,
+        error_o: 0.0,
+        error_state: 0.0,
+        us: Some(us),
+        us_p10: None,
+        us_p90: None,
+        bytes_us: None,
+        peer_us: None,
+        peer: None,
+        copy_gb_s: None,
+        gpu: String::new(),
+        driver: String::new(),
+        commit: String::new(),
+    };
+    let empty = tempfile::tempdir().unwrap();
+    let plain = Case::new("8x1024", vec![1024; 8]);
+    let bounded = Case {
+        operator: Operator::Kda,
+        gate: DecayKind::LowerBound(-5.0),
+        ..plain.clone()
+    };
+    let bare = |case: &Case| Case {
+        qk_l2norm: false,
+        ..case.clone()
+    };
+    let of_shard = |case: &Case| Case {
+        heads: Some([2, 8]),
+        ..case.clone()
+    };
+    let cases = [
+        bare(&plain),
+        of_shard(&plain),
+        bare(&of_shard(&plain)),
+        bare(&bounded),
+        Case {
+            beta: KdaBeta::Logit,
+            ..bounded.clone()
+        },
+        bounded,
+        plain,
+    ];
+    for recorded in &cases {
+        let mut records = Records::read(empty.path(), "", "", &[]).unwrap();
+        records.rows(&[row(recorded, 1.0)], "before.csv", "");
+        for case in &cases {
+            let best = records.best(&row(case, 2.0));
+            let same = case.title() == recorded.title();
+            assert_eq!(
+                best.is_some(),
+                same,
+                "{} {}",
+                case.title(),
+                recorded.title()
+            );
+        }
+    }
+    let titles: BTreeSet<String> = cases.iter().map(Case::title).collect();
+    assert_eq!(titles.len(), cases.len());
+}
+
+/// A record that is shown again has today's peers of its own card.
+#[test]
+fn a_record_is_shown_beside_the_peers_of_its_card() {
+    let shown = |gpu: &str, name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("record")
+            .join(gpu);
+        let file = folder.join(name).to_string_lossy().into_owned();
+        let options = Options::try_parse_from(["bench", "--from", &file]).unwrap();
+        let text = latency::run(&options, &[]).unwrap().text;
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let h200 = shown("h200", "2026-11-26-prefill-slots.csv");
+    for part in [
+        "| peer (H200) | ours / peer |",
+        "| 143.6 FlashInfer | 1.01 |",
+        "| 250.5 cuDNN | 1.31 |",
+        "| 227.0 vLLM + gates | 0.79 |",
+    ] {
+        assert!(h200.contains(part), "{part}: {h200}");
+    }
+    let h100 = shown("h100", "2026-11-26-prefill.csv");
+    assert!(
+        h100.contains("| peer (H100) |") && h100.contains(" vLLM + gates |"),
+        "{h100}"
+    );
+    assert!(!h100.contains("cuDNN") && !h100.contains("143.6"), "{h100}");
 }

@@ -1,12 +1,42 @@
 //! Cases of the table of prefills.
 
-use gated_delta::{Activation, DType, StateLayout};
+use gated_delta::{Activation, DType, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, Operator, value_dim};
 
 use crate::cell::gate_name;
 use crate::inputs::LOWER_BOUND;
 use crate::shapes::{self, Model};
 
+/// Heads H and HV of the table, of GDN and of KDA.
+pub const HEADS: [[usize; 2]; 2] = [shapes::GDN[0].head_counts(), shapes::KDA[0].head_counts()];
+/// Heads of GDN's and of KDA's layers, whole or on one of several GPUs.
+const OF_SHARDS: [&[[usize; 2]]; 2] = [
+    &[
+        [2, 8],
+        [4, 8],
+        [4, 16],
+        [8, 16],
+        [8, 32],
+        [16, 32],
+        [16, 48],
+        [16, 64],
+    ],
+    &[[4, 4], [8, 8], [12, 12], [16, 16], [32, 32], [64, 64]],
+];
+/// Rows of the cases for shards.
+const LONG: &[&str] = &[
+    "1x1024", "1x4096", "1x16384", "1x32768", "1x65536", "8x1024",
+];
+/// More rows, for the table's heads alone.
+const MORE: &[&str] = &[
+    "1x64",
+    "1x256",
+    "8x16",
+    "8x128",
+    "32x512",
+    "2048 + 63x1",
+    "8 tails",
+];
 /// Part of a title before the distance of checkpoints.
 pub(super) const KEPT: &str = ", a checkpoint every ";
 
@@ -19,8 +49,14 @@ pub struct Case {
     pub operator: Operator,
     /// Model that heads and norm are from. By default the bench's heads for the operator, and SiLU.
     pub model: Option<Model>,
+    /// Heads H and HV, if they are neither the model's nor the bench's.
+    pub heads: Option<[usize; 2]>,
     /// Form of KDA's gate.
     pub gate: DecayKind,
+    /// Form of KDA's β.
+    pub beta: KdaBeta,
+    /// Whether the launch normalises q and k. In a bare case they are normalised before it.
+    pub qk_l2norm: bool,
     /// Tokens of each row.
     pub lengths: Vec<usize>,
     /// Tokens from one checkpoint to the next.
@@ -43,7 +79,10 @@ impl Case {
             name,
             operator: Operator::Gdn,
             model: None,
+            heads: None,
             gate: DecayKind::Log,
+            beta: KdaBeta::Given,
+            qk_l2norm: true,
             lengths,
             every: None,
             state: DType::F32,
@@ -53,16 +92,33 @@ impl Case {
         }
     }
 
-    /// Name and unusual properties, the key of a peer's time.
+    /// Operator, heads, rows and unusual properties: the key of a row, and of a peer's time.
     #[must_use]
     pub fn title(&self) -> String {
         let mut title = match (self.model, self.operator) {
-            (Some(model), _) => format!("{} {}", model.name, self.name),
-            (None, Operator::Kda) => format!("KDA {}", self.name),
-            (None, Operator::Gdn) => self.name.to_owned(),
+            (Some(model), _) => format!("{} ", model.name),
+            (None, Operator::Kda) => "KDA ".to_owned(),
+            (None, Operator::Gdn) => String::new(),
         };
+        match (self.operator, self.heads) {
+            (_, None) => {}
+            (Operator::Kda, Some([h, hv])) if h == hv => title += &format!("{h} "),
+            (_, Some([h, hv])) => title += &format!("{h}/{hv} "),
+        }
+        title + &self.rows()
+    }
+
+    /// Rows and unusual properties.
+    pub(crate) fn rows(&self) -> String {
+        let mut title = self.name.to_owned();
         if self.gate != DecayKind::Log {
             title += &format!(", {}", gate_name(self.gate));
+        }
+        if self.beta == KdaBeta::Logit {
+            title += ", logits";
+        }
+        if !self.qk_l2norm {
+            title += ", bare";
         }
         if self.layer {
             title += ", layer";
@@ -79,6 +135,13 @@ impl Case {
             title += &format!("{KEPT}{every}");
         }
         title
+    }
+
+    /// Heads H and HV, where those of the bench are `of_bench`.
+    pub(crate) fn heads(&self, of_bench: [[usize; 2]; 2]) -> [usize; 2] {
+        let of_model = self.model.as_ref().map(Model::head_counts);
+        let of_operator = of_bench[usize::from(self.operator == Operator::Kda)];
+        self.heads.or(of_model).unwrap_or(of_operator)
     }
 
     /// Number of tokens of all rows.
@@ -128,36 +191,45 @@ impl Case {
     pub(super) fn norm(&self) -> Activation {
         self.model.map_or(Activation::Silu, |model| model.norm)
     }
-
-    /// Whether a peer's time with this title is for the same work.
-    pub(super) fn is_peers(&self, name: &str) -> bool {
-        self.title() == name && self.state == DType::F32
-    }
 }
 
-/// All cases, in the order of the table.
+/// Tokens of each row of a launch, by its name.
+fn lengths(name: &str) -> Vec<usize> {
+    if name == "8 tails" {
+        return vec![37, 64, 12, 51, 30, 7, 60, 21];
+    }
+    let number = |text: &str| text.parse().unwrap_or(0);
+    let rows = name
+        .split(" + ")
+        .flat_map(|part| match part.split_once('x') {
+            Some((rows, tokens)) => vec![number(tokens); number(rows)],
+            None => vec![number(part)],
+        });
+    rows.collect()
+}
+
+/// All cases of the table, in its order.
 #[must_use]
 pub fn cases() -> Vec<Case> {
-    let long = |before: usize| [vec![1; before], vec![2048], vec![1; 63 - before]].concat();
-    let tails = || vec![37, 64, 12, 51, 30, 7, 60, 21];
     let plain = [
-        Case::new("1x64", vec![64]),
-        Case::new("1x256", vec![256]),
-        Case::new("1x1024", vec![1024]),
-        Case::new("1x2048", vec![2048]),
-        Case::new("1x4096", vec![4096]),
-        Case::new("1x16384", vec![16384]),
-        Case::new("8x128", vec![128; 8]),
-        Case::new("8x1024", vec![1024; 8]),
-        Case::new("32x512", vec![512; 32]),
-        Case::new("2048 + 63x1", long(0)),
-        Case::new("31x1 + 2048 + 32x1", long(31)),
-        Case::new("63x1 + 2048", long(63)),
+        "1x64",
+        "1x256",
+        "1x1024",
+        "1x2048",
+        "1x4096",
+        "1x16384",
+        "8x128",
+        "8x1024",
+        "32x512",
+        "2048 + 63x1",
+        "31x1 + 2048 + 32x1",
+        "63x1 + 2048",
         // Single tokens alone, and 1x2048 alone above: the three mixed batches are compared with both.
-        Case::new("63x1", vec![1; 63]),
-        Case::new("8 tails", tails()),
-        Case::new("8x16", vec![16; 8]),
+        "63x1",
+        "8 tails",
+        "8x16",
     ];
+    let plain = plain.map(|name| Case::new(name, lengths(name)));
     let of_operator = |operator| {
         let plain = plain.clone().map(|case| Case { operator, ..case });
         of_operator(plain, operator)
@@ -166,6 +238,60 @@ pub fn cases() -> Vec<Case> {
     cases.extend(of_operator(Operator::Kda));
     cases.extend(of_models());
     cases
+}
+
+/// Cases beside the table's, which are measured if their heads, bare ones or their gate are asked for: other heads, q and k normalised
+/// before the launch, KDA's bounded gate, V-last states, and every case that a peer was measured in.
+#[must_use]
+pub fn others() -> Vec<Case> {
+    let gdn = Case::new("", Vec::new());
+    let kda = with(&gdn, |case| case.operator = Operator::Kda);
+    let softplus = with(&kda, |case| case.gate = DecayKind::Softplus);
+    let bounded = with(&kda, |case| {
+        (case.gate, case.beta) = (DecayKind::LowerBound(LOWER_BOUND), KdaBeta::Logit);
+    });
+    let bare = |case: &Case| with(case, |case| case.qk_l2norm = false);
+    let v_last = |case: &Case| with(case, |case| case.layout = StateLayout::VLast);
+    let layer = |case: &Case| with(case, |case| case.layer = true);
+    let [whole_gdn, whole_kda] = [&[HEADS[0]][..], &[HEADS[1]][..]];
+    let [gdn_heads, kda_heads] = OF_SHARDS;
+    let cells = [
+        (gdn.clone(), gdn_heads, [LONG, &[]]),
+        (bare(&gdn), gdn_heads, [LONG, &[]]),
+        (bare(&gdn), whole_gdn, [MORE, &[]]),
+        (v_last(&gdn), whole_gdn, [LONG, MORE]),
+        (layer(&gdn), whole_gdn, [LONG, MORE]),
+        (kda.clone(), kda_heads, [LONG, &[]]),
+        (bare(&kda), whole_kda, [LONG, MORE]),
+        (v_last(&kda), whole_kda, [LONG, MORE]),
+        (bounded.clone(), kda_heads, [LONG, &[]]),
+        (bounded.clone(), whole_kda, [MORE, &[]]),
+        (layer(&softplus), whole_kda, [LONG, MORE]),
+        (layer(&bounded), whole_kda, [LONG, MORE]),
+    ];
+    let known: Vec<String> = cases().iter().map(Case::title).collect();
+    let mut others = Vec::new();
+    for (like, heads, rows) in cells {
+        for &heads in heads {
+            let heads = Some(heads).filter(|&heads| heads != like.heads(HEADS));
+            let of_rows = |&name: &&'static str| Case {
+                name,
+                lengths: lengths(name),
+                heads,
+                ..like.clone()
+            };
+            others.extend(rows.into_iter().flatten().map(of_rows));
+        }
+    }
+    others.retain(|case| !known.contains(&case.title()));
+    others
+}
+
+/// A case that differs from `case` by `change`.
+fn with(case: &Case, change: impl FnOnce(&mut Case)) -> Case {
+    let mut case = case.clone();
+    change(&mut case);
+    case
 }
 
 /// A prompt for each model of docs/models.md's table, from convolution to norm.

@@ -1,9 +1,10 @@
 //! Inputs of prefills, and their exact results by the reference.
 
+use std::borrow::Cow;
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow};
-use gated_delta::{DType, StateLayout};
+use gated_delta::{DType, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, Operator, value_dim};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::{Activation, lower_bound_log_decay, softplus_log_decay};
@@ -132,10 +133,30 @@ impl Values {
         }
     }
 
-    /// β of each token.
+    /// β of each token, or its logit.
     pub fn betas(&self, case: &Case) -> Vec<f32> {
-        let scaled = self.beta.iter().map(|beta| case.beta_scale() * beta);
-        scaled.collect()
+        let given = |&beta: &f32| match case.beta {
+            KdaBeta::Logit => (beta / (1.0 - beta)).ln(),
+            _ => case.beta_scale() * beta,
+        };
+        self.beta.iter().map(given).collect()
+    }
+
+    /// q and k of each token. In a bare case k is of unit length and q twice as long, so that a launch that normalises is wrong.
+    pub fn qk(&self, case: &Case) -> [Cow<'_, [bf16]>; 2] {
+        [(&self.q, 2.0), (&self.k, 1.0)].map(|(of_all, length)| {
+            if case.qk_l2norm {
+                return Cow::from(of_all);
+            }
+            let of_heads = of_all.chunks(case.dim);
+            let units = of_heads.flat_map(|head| {
+                let head: Vec<f64> = head.iter().map(|x| x.to_f64()).collect();
+                normalise(&head, true, length)
+                    .into_iter()
+                    .map(bf16::from_f64)
+            });
+            units.collect()
+        })
     }
 
     /// Bytes of a slot in the case's pool.
@@ -213,10 +234,11 @@ fn truth(
     let tokens = first..first + case.lengths[b];
     let key_head = head / (hv / h);
     // For q, k and v: dims, first channel in the row's tokens, and first channel in the projection.
+    let [q, k] = values.qk(case);
     let places = [
-        (&values.q, (h, dim), key_head, key_head * dim),
-        (&values.k, (h, dim), key_head, (h + key_head) * dim),
-        (&values.v, (hv, v_dim), head, 2 * h * dim + head * v_dim),
+        (&*q, (h, dim), key_head, key_head * dim),
+        (&*k, (h, dim), key_head, (h + key_head) * dim),
+        (&*values.v, (hv, v_dim), head, 2 * h * dim + head * v_dim),
     ];
     let of = |values: &[bf16], (heads, dim): (usize, usize), head: usize| -> Vec<f64> {
         let of_token =
@@ -254,8 +276,8 @@ fn truth(
         let (q, k, v) = (&qkv[0][q], &qkv[1][k], &qkv[2][v]);
         let gate = token % DISTINCT_TOKENS * hv + head;
         let step = Token {
-            q: normalise(q, true, default_scale(dim)),
-            k: normalise(k, true, 1.0),
+            q: normalise(q, case.qk_l2norm, default_scale(dim)),
+            k: normalise(k, case.qk_l2norm, 1.0),
             v: v.to_vec(),
             log_decay: values.log_decays(case, (token, head, hv)),
             beta: (case.beta_scale() * values.beta[gate]).into(),
