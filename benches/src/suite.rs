@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::peers::Peers;
 
 /// Tables with a cold level-2 cache, as the options that select them.
-const TABLES: [&str; 19] = [
+const TABLES: [&str; 20] = [
     "--op gdn_decode --model qwen3-next,qwen3.5-397b",
     "--op gdn_decode --model qwen3.5-27b --state bf16 --layout k_last",
     "--op gdn_mtp --model qwen3-next,qwen3.5-397b --state bf16 --layout k_last",
@@ -22,6 +22,7 @@ const TABLES: [&str; 19] = [
     "--op kda_recurrent --model kimi-linear,kda-gva --tokens 2,4,8 --modes token_slots --state bf16 --layout k_last",
     "--op kda_recurrent --tokens 4,8 --modes snapshots --state bf16 --layout k_last",
     "--op kda_recurrent --tokens 8 --modes verify,update,resume --state bf16 --layout k_last",
+    "--op kda_recurrent --tokens 4,16 --modes verify --state bf16 --layout k_last --batch 1,16,64,256",
     "--op gdn_mtp --tokens 4 --modes verify,update --formulation parallel --state f16 --layout k_last --batch 16,256",
     "--op kda_recurrent --tokens 4 --modes verify,update --formulation parallel --state f16 --layout k_last \
      --batch 16,256",

@@ -220,7 +220,7 @@ fn the_suite_has_each_of_its_cells_once_and_meets_every_peer_but_replays() {
     let unmet = Peers::recorded().unwrap().unmet(&cells);
     assert!(!unmet.is_empty());
     for work in unmet {
-        assert!(work.contains("\"replay\""), "{work}");
+        assert!(work.contains("mode: \"replay"), "{work}");
     }
 }
 
