@@ -48,7 +48,7 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
         for_all(
             entries[0].operator(),
             cases,
-            &specs(family, states),
+            specs(family, states),
             |mut spec| {
                 adjust(&mut spec);
                 let case = spec.case();

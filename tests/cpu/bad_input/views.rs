@@ -131,7 +131,7 @@ fn arbitrary_views_are_refused_or_computed() {
     for_all(
         "bad_input",
         2500,
-        &(any_specs(families.to_vec(), 4), changes()),
+        (any_specs(families.to_vec(), 4), changes()),
         |(mut spec, changes)| {
             if matches!(spec.magnitude, Magnitude::Extreme) {
                 // A view may show data of k as v, whose products would overflow f32 with other magnitudes.

@@ -39,10 +39,10 @@ fn around() -> impl Strategy<Value = (Option<ConvSpec>, Option<NormSpec>)> {
 }
 
 /// Random layers like `of`, with one token or drafts, and with more value heads of a query/key head.
-fn layers(of: Spec) -> impl Strategy<Value = Spec> {
+fn layers(of: Spec) -> BoxedStrategy<Spec> {
     let ratio = select(vec![1usize, 2, 3, 4]);
     let of = (specs(of), around(), ratio);
-    of.prop_map(|(mut spec, (conv, norm), ratio)| {
+    let layers = of.prop_map(|(mut spec, (conv, norm), ratio)| {
         if spec.heads[1] == 2 {
             spec.heads[1] = ratio;
         }
@@ -53,7 +53,8 @@ fn layers(of: Spec) -> impl Strategy<Value = Spec> {
             (true, Some(_)) => spec.tokens,
         };
         Spec { conv, norm, ..spec }
-    })
+    });
+    layers.boxed()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 /// Random problems like `of`: rows of up to three sequences, in any slots, some of which are out of range.
-fn specs(of: Spec) -> impl Strategy<Value = Spec> {
+fn specs(of: Spec) -> BoxedStrategy<Spec> {
     let (most_tokens, most_pending) = if of.parallel { (8, 16) } else { (1, 8) };
     let sizes = (1usize..=3, select(vec![[1, 1], [1, 2], [2, 2], [2, 1]]));
     let ring = (1usize..=most_pending).prop_flat_map(move |most| {
@@ -80,19 +80,19 @@ fn specs(of: Spec) -> impl Strategy<Value = Spec> {
                 spec
             },
         )
+        .boxed()
 }
 
 /// Checks an entry against the reference on every backend, for random problems of `specs`.
-fn differential<S: Strategy<Value = Spec>>(subject: &str, entry: Entry, specs: impl Fn(Spec) -> S) {
+fn differential(subject: &str, entry: Entry, specs: fn(Spec) -> BoxedStrategy<Spec>) {
     for of in of_entry(entry, &[]) {
         let cases = match (of.parallel, of.dim) {
             (false, 64) => 12,
             (false, _) | (true, 64) => 4,
             _ => 2,
         };
-        let specs = specs(of);
         let turns = Turns::new(0);
-        for_all(subject, cases, &specs, |spec| {
+        for_all(subject, cases, specs(of), |spec| {
             let problem = spec.problem();
             turns.next(|backend| problem.check(&problem.run(backend, Some(entry))));
         });

@@ -16,7 +16,7 @@ use crate::engine::families;
 #[test]
 fn rows_are_what_a_launch_makes_of_them() {
     for family in families() {
-        for_all("indices", 100, &specs(family, 16), |spec| {
+        for_all("indices", 100, specs(family, 16), |spec| {
             let case = spec.case();
             backends()
                 .iter()

@@ -14,7 +14,7 @@ use crate::engine::families;
 
 #[test]
 fn a_planned_launch_has_the_bits_of_a_launch() {
-    for_all("plans", 100, &any_specs(Family::all(), 8), |spec| {
+    for_all("plans", 100, any_specs(Family::all(), 8), |spec| {
         let case = spec.case();
         for backend in backends() {
             let planned = backend.with(&case, |library, stream, args| {

@@ -35,7 +35,7 @@ fn nowhere<R>(case: &Case, body: impl FnOnce(&dyn Work) -> R) -> R {
 #[test]
 fn a_recipe_is_what_a_launch_is_made_of() {
     for family in Family::all() {
-        for_all("recipes", 8, &specs(family, 16), |spec| {
+        for_all("recipes", 8, specs(family, 16), |spec| {
             let case = spec.case();
             nowhere(&case, |work| check_recipe(work, case.batch()));
         });
@@ -177,7 +177,7 @@ fn a_launch_by_recipe_is_a_launch() {
         return;
     };
     for family in families() {
-        for_all("recipes_on_the_gpu", 12, &specs(family, 16), |spec| {
+        for_all("recipes_on_the_gpu", 12, specs(family, 16), |spec| {
             let case = spec.case();
             let (_, after) = backend
                 .with(&case, |library, stream, args| {

@@ -24,7 +24,7 @@ use gated_delta_test_support::strategy::any_specs;
 /// Checks a law on random problems of `families` that `adjust` has changed, on each backend whose turn it is.
 fn law_of(families: Vec<Family>, adjust: impl Fn(&mut Spec), holds: impl Fn(&Backend, &Spec)) {
     let turns = Turns::new(0);
-    for_all("laws", 9, &any_specs(families, 8), |mut spec| {
+    for_all("laws", 9, any_specs(families, 8), |mut spec| {
         adjust(&mut spec);
         spec.fit();
         with_finite_squares(&mut spec);

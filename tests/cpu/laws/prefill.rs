@@ -47,7 +47,7 @@ fn law_of(
 ) {
     for (families, cases) in by_cost(of_64, of_others) {
         let turns = Turns::of_machines();
-        for_all("laws", cases, &any_specs(families, 3), |mut spec| {
+        for_all("laws", cases, any_specs(families, 3), |mut spec| {
             adjust(&mut spec);
             with_finite_squares(&mut spec);
             turns.next(|backend| holds(backend, &spec));
@@ -290,7 +290,7 @@ fn check_parts(
 #[test]
 fn a_long_prompt_has_the_bits_of_its_parts() {
     for (families, cases) in by_cost(2, 1) {
-        for_all("laws", cases, &any_specs(families, 1), |mut spec| {
+        for_all("laws", cases, any_specs(families, 1), |mut spec| {
             f32_states(&mut spec);
             with_finite_squares(&mut spec);
             (spec.batch, spec.packed) = (1, false);

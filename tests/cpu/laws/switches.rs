@@ -245,7 +245,7 @@ fn results(backend: &Backend, plain: &Problem, switches: Switches, spec: &Spec) 
 fn switches_change_nothing_elsewhere() {
     let specs = any_specs(Family::several(), 8);
     let strategy = (specs, switches(), switches());
-    for_all("laws", 45, &strategy, |(mut spec, one, other)| {
+    for_all("laws", 45, strategy, |(mut spec, one, other)| {
         spec.tokens = spec.tokens.max(1);
         (spec.packed, spec.previous, spec.snapshots) = (false, None, None);
         (spec.slots, spec.update_state, spec.fresh) = (SlotChoice::NONE, true, false);

@@ -23,7 +23,7 @@ use std::path::Path;
 
 use gated_delta::Entry;
 use gated_delta_kernels::constants::Element;
-use proptest::strategy::Strategy;
+use proptest::strategy::{BoxedStrategy, Strategy};
 use proptest::test_runner::{Config, FailurePersistence, FileFailurePersistence, TestRunner};
 
 use crate::backend::{Backend, simulator};
@@ -43,12 +43,17 @@ pub fn depth() -> u32 {
 
 /// Runs `test` on `cases` × [`depth`] values of `strategy`, and panics with the smallest failing value. Seeds of failures are kept
 /// in `proptest-regressions/<subject>.txt`, next to the sources.
-pub fn for_all<S: Strategy<Value: Debug>>(
+pub fn for_all<V: Debug>(
     subject: &str,
     cases: u32,
-    strategy: &S,
-    test: impl Fn(S::Value),
+    strategy: impl Strategy<Value = V> + 'static,
+    test: impl Fn(V),
 ) {
+    run(subject, cases, &strategy.boxed(), &test);
+}
+
+/// [`for_all`], compiled once for each type of value rather than for each strategy and test.
+fn run<V: Debug>(subject: &str, cases: u32, strategy: &BoxedStrategy<V>, test: &dyn Fn(V)) {
     let folder = Path::new(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../proptest-regressions"

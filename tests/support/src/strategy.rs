@@ -5,6 +5,7 @@ use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use proptest::bool::weighted;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use proptest::sample::select;
+use proptest::strategy::BoxedStrategy;
 
 use crate::layout::{Form, Spacing, TENSORS};
 use crate::slots::SlotChoice;
@@ -24,7 +25,7 @@ enum Keeping {
 
 /// Problems of a family with at most `most` states, small ones first, with all combinations of switches that the family allows.
 /// Problems with many states have few tokens.
-pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
+pub fn specs(family: Family, most: usize) -> BoxedStrategy<Spec> {
     let mut shapes = Vec::new();
     // A block of a layer kernel has all value heads of a query/key head.
     let of_block = family.layer && family.is_recurrent();
@@ -63,7 +64,7 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
         states,
         options(family),
     );
-    (memory, values).prop_map(move |((shape, form, seed), values)| {
+    let specs = (memory, values).prop_map(move |((shape, form, seed), values)| {
         let ((batch, heads, ratio), tokens) = shape;
         let ((gates, parameters), magnitude, (spread, extreme_gates), states, options) = values;
         let (keeping, slots, snapshots, (packed, fresh), (conv, norm), prefill) = states;
@@ -117,12 +118,14 @@ pub fn specs(family: Family, most: usize) -> impl Strategy<Value = Spec> {
             spec.magnitude = Magnitude::Usual;
         }
         spec
-    })
+    });
+    specs.boxed()
 }
 
 /// Problems of any of `families` with at most `most` states.
-pub fn any_specs(families: Vec<Family>, most: usize) -> impl Strategy<Value = Spec> {
-    select(families).prop_flat_map(move |family| specs(family, most))
+pub fn any_specs(families: Vec<Family>, most: usize) -> BoxedStrategy<Spec> {
+    let specs = select(families).prop_flat_map(move |family| specs(family, most));
+    specs.boxed()
 }
 
 impl Spec {

@@ -37,7 +37,7 @@ fn views_of_any_tensor_are_tensors_or_errors() {
     for_all(
         "arbitrary_views",
         4000,
-        &(wild(), view()),
+        (wild(), view()),
         |(tensor, view)| {
             let _ = (
                 tensor.is_contiguous(),
@@ -51,7 +51,7 @@ fn views_of_any_tensor_are_tensors_or_errors() {
 
 #[test]
 fn arguments_of_any_tensors_are_taken_or_refused() {
-    for_all("arbitrary_arguments", 4000, &draws(), |draw| {
+    for_all("arbitrary_arguments", 4000, draws(), |draw| {
         if let Some(args) = arguments(draw) {
             call_everything(&args);
         }

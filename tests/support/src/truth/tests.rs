@@ -68,7 +68,7 @@ fn left(before: &Case) -> Case {
 
 #[test]
 fn the_truth_passes_and_no_other_window_does() {
-    for_all("truth", 60, &layers(), |spec| {
+    for_all("truth", 60, layers(), |spec| {
         let before = spec.case();
         let after = left(&before);
         check(&before, &after);
@@ -92,7 +92,7 @@ fn the_truth_passes_and_no_other_window_does() {
 /// rounded there. No active row reads a NaN.
 #[test]
 fn the_truth_that_bounds_belong_to_is_the_layer() {
-    for_all("truth", 60, &layers(), |spec| {
+    for_all("truth", 60, layers(), |spec| {
         let before = spec.case();
         let values = Values::of(&before);
         let whole = run(&values.whole(&before), &values.pools());
