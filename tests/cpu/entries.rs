@@ -1,6 +1,8 @@
 //! Every entry on random problems of its family. The results of one entry are near the reference, and every other entry gives the
 //! same bits.
 
+use std::sync::Mutex;
+
 use gated_delta::{DType, Entry, Formulation};
 use gated_delta_test_support::backend::{Backend, Turns, is_portable_chain, on_threads};
 use gated_delta_test_support::case::Case;
@@ -31,7 +33,11 @@ fn cases(family: Family) -> (u32, usize) {
     (cases / share, states)
 }
 
-/// Compares all entries of `families` on random problems that `adjust` has changed.
+/// Compares all entries of `families` on random problems that `adjust` has changed. An entry that takes none of a family's problems
+/// gets one more, which [`Spec::fit_to`] makes one of its own.
+///
+/// # Panics
+/// If an entry has run none of a family's problems.
 fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
     on_threads(families, |&family| {
         let (cases, states) = cases(family);
@@ -45,22 +51,39 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
             Some((group, turns))
         });
         let groups: Vec<_> = groups.collect();
-        for_all(
-            entries[0].operator(),
-            cases,
-            specs(family, states),
-            |mut spec| {
+        let operator = entries[0].operator();
+        let problems = specs(family, states);
+        let ran = Mutex::new(Vec::new());
+        for_all(operator, cases, problems.clone(), |mut spec| {
+            adjust(&mut spec);
+            let case = spec.case();
+            for (group, turns) in &groups {
+                turns.next(|backend| {
+                    let mut entries = variants_on(backend, &case);
+                    entries.retain(|entry| group.contains(entry));
+                    check_entries(backend, &spec, &case, &entries);
+                    ran.lock().unwrap().extend(entries);
+                });
+            }
+        });
+        let ran = ran.into_inner().unwrap();
+        for &entry in entries.iter().filter(|entry| !ran.contains(entry)) {
+            let turns = Turns::of_entry(entry);
+            for_all(operator, 1, problems.clone(), |mut spec| {
                 adjust(&mut spec);
+                spec.fit_to(entry);
                 let case = spec.case();
-                for (group, turns) in &groups {
-                    turns.next(|backend| {
-                        let mut entries = variants_on(backend, &case);
-                        entries.retain(|entry| group.contains(entry));
-                        check_entries(backend, &spec, &case, &entries);
-                    });
-                }
-            },
-        );
+                turns.next(|backend| {
+                    let variants = variants_on(backend, &case);
+                    assert!(
+                        variants.contains(&entry),
+                        "{} does not take a problem that is made for it",
+                        entry.name()
+                    );
+                    check_entries(backend, &spec, &case, &[entry]);
+                });
+            });
+        }
     });
 }
 

@@ -231,7 +231,7 @@ impl Family {
 /// Whether a block of `entry` has room for `tokens` tokens of `heads` value heads.
 fn takes(entry: Entry, operator: Operator, tokens: u32, heads: u32) -> bool {
     let shared = entry.shared(operator == Operator::Kda);
-    heads <= entry.max_heads() && shared.bytes(tokens, heads) <= 101_376
+    heads <= entry.max_ratio() && shared.bytes(tokens, heads) <= 101_376
 }
 
 /// Size of q and k.
@@ -435,6 +435,38 @@ impl Spec {
             match self.tokens < previous {
                 true => self.previous = Some(previous - 1),
                 false => self.tokens -= 1,
+            }
+        }
+    }
+
+    /// Makes the problem one that `entry`, an entry of its family, takes: without previous tokens, and with no more tokens and value
+    /// heads than a block has room for. In a prefill, dense rows of more than 64 tokens are for an inter-chunk scan, shorter rows for
+    /// the entries of short rows.
+    ///
+    /// # Panics
+    /// If the entry belongs to no family.
+    pub fn fit_to(&mut self, entry: Entry) {
+        let family = entry.computes().expect("an entry of a family").family;
+        let previous = self.previous.take().unwrap_or(0);
+        self.tokens = self.tokens.max(previous);
+        if family.is_chunked() {
+            let is_long = family.is_chain();
+            self.tokens = (self.tokens - 1) % 64 + 1 + if is_long { 64 } else { 0 };
+            self.packed &= !is_long;
+            self.prefill.unpromised = false;
+            return;
+        }
+        // A single token is a decode, which has entries of its own.
+        let least = family.max_tokens().min(2) as usize;
+        self.tokens = self.tokens.max(least);
+        let has_room = |spec: &Self| {
+            let (tokens, heads) = (spec.tokens as u32, spec.ratio as u32);
+            takes(entry, spec.gates.operator(), tokens, heads)
+        };
+        while !has_room(self) && (self.tokens > least || self.ratio > 1) {
+            match self.tokens > least {
+                true => self.tokens -= 1,
+                false => self.ratio -= 1,
             }
         }
     }
