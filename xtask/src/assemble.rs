@@ -1,6 +1,6 @@
 //! Assembles entries with ptxas and checks the result.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use gated_delta_kernels::machine;
 use rayon::prelude::*;
 
-use crate::entries::Entry;
+use crate::entries::{Entry, file_name};
 use crate::known::{self, Known};
 use crate::profiles::{self, PROFILES, Profile, values};
 use crate::text::{defects, replace_words};
@@ -52,8 +52,8 @@ fn served(entry: Entry) -> Vec<&'static str> {
 }
 
 impl Scope<'_> {
-    /// Pairs of architecture and profile that the `number`-th entry, with this text, is assembled for.
-    fn jobs(self, number: usize, entry: Entry, text: &str) -> Vec<(&'static str, Profile)> {
+    /// Architectures and numbered profiles that the `number`-th entry, with this text, is assembled for.
+    fn jobs(self, number: usize, entry: Entry, text: &str) -> Vec<(&'static str, usize, Profile)> {
         let served = served(entry);
         let first = hash::of_text(text).bytes().next().unwrap_or(0) as usize;
         let is_taken = |profile: usize, place: usize, architecture: &str| match self {
@@ -68,7 +68,7 @@ impl Scope<'_> {
         for (place, &architecture) in served.iter().enumerate() {
             for (n, profile) in profiles::of(entry).into_iter().enumerate() {
                 if is_taken(n, place, architecture) {
-                    jobs.push((architecture, profile));
+                    jobs.push((architecture, n, profile));
                 }
             }
         }
@@ -83,6 +83,14 @@ pub struct Usage {
     pub registers: u32,
     /// Static shared memory of a block, bytes.
     pub shared: u32,
+}
+
+/// Registers of a thread on Hopper.
+pub struct Registers {
+    /// Version of the assembler.
+    pub assembler: String,
+    /// Those of a file, by the number of the profile.
+    pub of_files: BTreeMap<String, BTreeMap<usize, u32>>,
 }
 
 /// Fills in the load-time constants of `text`, and the words that depend on the machine of `architecture`.
@@ -128,8 +136,9 @@ pub fn assemble(
 }
 
 /// Checks the text of every committed entry, assembles the entries of `scope`, and prints their registers and shared memory. A text
-/// is not assembled again if the same assembler has accepted it on this machine before ([`known::key`]).
-pub fn check(scope: Scope<'_>) -> Result<()> {
+/// is not assembled again if the same assembler has accepted it on this machine before ([`known::key`]). Returns the registers for sm_90,
+/// or for sm_90a where warpgroups multiply.
+pub fn check(scope: Scope<'_>) -> Result<Registers> {
     let tools = toolchain::cuda_tools()?;
     let known = Known::open(shell::target()?.join("ptx/assembled.txt"))?;
     let assembler = shell::stdout(Command::new(&tools.ptxas).arg("--version"))?;
@@ -146,12 +155,14 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
                 .map(|defect| format!("{}: {defect}", entry.name())),
         );
         let of_entry = scope.jobs(number, entry, text).into_iter();
-        jobs.extend(of_entry.map(|(architecture, profile)| (entry, text, architecture, profile)));
+        jobs.extend(
+            of_entry.map(|(architecture, n, profile)| (entry, text, architecture, n, profile)),
+        );
     }
 
     let results: Vec<_> = jobs
         .par_iter()
-        .map(|(entry, text, architecture, profile)| {
+        .map(|(entry, text, architecture, _, profile)| {
             let (entry, architecture) = (*entry, *architecture);
             let text = substitute(text, &values(entry, profile)?, architecture);
             let key = known::key(&assembler, architecture, &text);
@@ -180,6 +191,7 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut results = jobs.iter().zip(results).peekable();
+    let mut of_files = BTreeMap::<_, BTreeMap<_, _>>::new();
     for &entry in Entry::ALL {
         let mut shared = 0;
         let mut registers: HashMap<_, Vec<(&Profile, u32)>> = HashMap::new();
@@ -187,7 +199,16 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
             match result {
                 Ok(usage) => {
                     let of_architecture = registers.entry(job.2).or_default();
-                    of_architecture.push((&job.3, usage.registers));
+                    of_architecture.push((&job.4, usage.registers));
+                    let hopper = if entry.takes_warpgroups() {
+                        HOPPER
+                    } else {
+                        "sm_90"
+                    };
+                    if job.2 == hopper {
+                        let of_file = of_files.entry(file_name(entry)).or_default();
+                        of_file.insert(job.3, usage.registers);
+                    }
                     shared = shared.max(usage.shared);
                 }
                 Err(error) => failures.push(format!("{error:#}")),
@@ -222,7 +243,12 @@ pub fn check(scope: Scope<'_>) -> Result<()> {
     if !failures.is_empty() {
         bail!("host/ptx has defects\n  {}", failures.join("\n  "));
     }
-    Ok(())
+    let assembler = assembler.lines().find(|line| line.contains("release"));
+    let assembler = assembler.context("ptxas does not say its version")?;
+    Ok(Registers {
+        assembler: assembler.trim().to_owned(),
+        of_files,
+    })
 }
 
 /// Assembles a text without load-time constants; fails on warnings and on local memory.
@@ -284,8 +310,8 @@ mod tests {
             for text in 0..32 {
                 let jobs = Scope::Part.jobs(number, entry, &text.to_string());
                 assert!((1..=all.div_ceil(PART)).contains(&jobs.len()), "{entry:?}");
-                architectures.extend(jobs.iter().map(|(architecture, _)| *architecture));
-                taken.extend(jobs.into_iter().map(|(_, profile)| profile));
+                architectures.extend(jobs.iter().map(|(architecture, ..)| *architecture));
+                taken.extend(jobs.into_iter().map(|(.., profile)| profile));
             }
             assert_eq!(taken.len(), all, "{entry:?}");
             let every = Scope::All.jobs(number, entry, "").len();

@@ -45,15 +45,10 @@ impl Known {
         opened().with_context(|| path.display().to_string())
     }
 
-    /// The answer for `key`, if there is one.
-    pub fn get(&self, key: &str) -> Option<Usage> {
-        self.usages.get(key).copied()
-    }
-
     /// The answer for `key`. If there is none, `find` is called and its answer is kept.
     pub fn usage(&self, key: &str, find: impl FnOnce() -> Result<Usage>) -> Result<Usage> {
-        if let Some(usage) = self.get(key) {
-            return Ok(usage);
+        if let Some(usage) = self.usages.get(key) {
+            return Ok(*usage);
         }
         let usage = find()?;
         let line = format!("{key} {} {}\n", usage.registers, usage.shared);

@@ -15,7 +15,6 @@ mod manifest;
 mod module;
 mod profiles;
 mod ptx;
-mod registers;
 mod same;
 mod sass;
 mod shell;

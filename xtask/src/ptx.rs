@@ -6,11 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use crate::assemble::Scope;
+use crate::assemble::{Registers, Scope};
 use crate::entries::{Entry, file_name};
 use crate::manifest::{File, Manifest};
 use crate::module::{Cluster, LaunchBounds, Module};
-use crate::registers::{self, Registers};
 use crate::toolchain::Compiler;
 use crate::{assemble, compile, hash, manifest, shell, toolchain};
 
@@ -48,11 +47,10 @@ pub fn write(only: Option<&str>) -> Result<()> {
             fs::write(&path, text).with_context(|| path.display().to_string())?;
         }
     }
-    assemble::check(only.map_or(Scope::All, Scope::Only))?;
+    let known = assemble::check(only.map_or(Scope::All, Scope::Only))?;
     if only.is_some() {
         return Ok(());
     }
-    let known = registers::known()?;
     let file = |(name, text): (&String, &String)| {
         let registers = known.of_files.get(name).into_iter().flatten();
         let registers = registers.map(|(_, registers)| *registers).collect();
@@ -98,8 +96,7 @@ pub fn check() -> Result<()> {
             compiler.identity
         );
     }
-    assemble::check(Scope::Part)?;
-    let problems = other_registers(&manifest, &registers::known()?);
+    let problems = other_registers(&manifest, &assemble::check(Scope::Part)?);
     if !problems.is_empty() {
         bail!(
             "{} is not what this assembler says; run `cargo xtask ptx` and commit it\n  {}",
