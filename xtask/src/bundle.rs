@@ -53,7 +53,9 @@ struct File {
 /// The files of the bundle, by path.
 fn files() -> Result<BTreeMap<String, File>> {
     let mut files = BTreeMap::new();
-    for binary in binaries()? {
+    let metadata = ["metadata", "--no-deps", "--format-version=1"];
+    let metadata: Value = serde_json::from_str(&shell::stdout(shell::cargo().args(metadata))?)?;
+    for binary in binaries(&metadata)? {
         let content = stripped(&binary.path)?;
         let executable = true;
         let file = File {
@@ -63,8 +65,13 @@ fn files() -> Result<BTreeMap<String, File>> {
         files.insert(format!("{}/{}", binary.folder, binary.name), file);
     }
     let fixtures = shell::root().join("tests/fixtures");
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let skipped: Vec<_> = packages.flat_map(skipped_tests).collect();
     for path in files_below(&fixtures).with_context(|| fixtures.display().to_string())? {
         let name = path.strip_prefix(&fixtures)?;
+        if skipped.contains(&format!("tests-{}", name.display())) {
+            continue;
+        }
         let content = fs::read(&path).with_context(|| path.display().to_string())?;
         let executable = false;
         let file = File {
@@ -135,11 +142,9 @@ struct Binary {
 /// Builds the workspace and lists the executables for the bundle. Tests that need no GPU are left out: those of packages that do
 /// not depend on `gated-delta`, and those that need cargo or the sources, which their package lists in its manifest under
 /// `package.metadata.gpu-bundle.skip`.
-fn binaries() -> Result<Vec<Binary>> {
-    let metadata = ["metadata", "--no-deps", "--format-version=1"];
-    let metadata: Value = serde_json::from_str(&shell::stdout(shell::cargo().args(metadata))?)?;
+fn binaries(metadata: &Value) -> Result<Vec<Binary>> {
     let mut binaries = Vec::new();
-    for packages in built_together(&metadata) {
+    for packages in built_together(metadata) {
         let skipped: Vec<_> = packages.iter().flat_map(|&p| skipped_tests(p)).collect();
         let names = packages
             .iter()
@@ -183,7 +188,7 @@ fn has_gpu_tests(package: &Value) -> bool {
     names.any(|name| name == "gated-delta")
 }
 
-/// Names of the test binaries that `package` keeps out of the bundle.
+/// Names of the test binaries and fixtures that `package` keeps out of the bundle, each after the package's folder.
 fn skipped_tests(package: &Value) -> Vec<String> {
     let skip = package["metadata"]["gpu-bundle"]["skip"].as_array();
     let skip = skip.into_iter().flatten().filter_map(Value::as_str);
