@@ -179,6 +179,7 @@ impl Library {
     }
 
     /// The context that the kernels run in. `None` in the simulator.
+    #[inline]
     #[must_use]
     pub fn context(&self) -> Option<&Context> {
         match &self.0.target {
@@ -257,7 +258,7 @@ impl Library {
     }
 
     /// The last launch of this sort.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn last(&self, sort: Sort) -> &Last<TENSORS> {
         match sort {
             Sort::Decode => &self.0.last_decode,
@@ -304,7 +305,7 @@ impl Library {
     }
 
     /// Makes the context current for launches. An error in the simulator.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn enter(&self) -> Result<Entered<'_>, Error> {
         match self.context() {
             Some(context) => Ok(Entered {
@@ -388,7 +389,7 @@ impl Entered<'_> {
     ///
     /// # Safety
     /// The rules of [`Library::launch_entry`] hold, with the entry and constants that the function was compiled for.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn launch(
         &self,
         stream: StreamRef<'_>,

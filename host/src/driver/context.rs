@@ -210,6 +210,7 @@ impl Context {
     }
 
     /// The driver that the context belongs to.
+    #[inline]
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.0.driver
@@ -225,7 +226,18 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Driver`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED` for a context that was destroyed, or created again.
+    #[inline]
     pub fn enter(&self) -> Result<Current<'_>, Error> {
+        let Held { driver, id, .. } = *self.0;
+        match id {
+            Some(id) if driver.is_current(id) => Ok(Current::UNPUSHED),
+            _ => self.push(),
+        }
+    }
+
+    /// [`Context::enter`] of a context that is not current, or has no id.
+    #[cold]
+    fn push(&self) -> Result<Current<'_>, Error> {
         let Held {
             driver, raw, id, ..
         } = *self.0;
@@ -237,9 +249,6 @@ impl Context {
             unsafe { driver.ctx_get_api_version(raw, &raw mut version) }?;
             return Ok(current);
         };
-        if driver.current_id() == Some(id) {
-            return Ok(Current::unpushed(driver));
-        }
         // SAFETY: as above.
         let current = unsafe { Current::push_anew(driver, raw) }?;
         // SAFETY: a null handle stands for the calling thread's context.
@@ -266,13 +275,18 @@ impl Context {
 #[must_use = "the context is current for as long as this lives"]
 #[derive(Debug)]
 pub struct Current<'a> {
-    driver: &'static Driver,
-    /// Whether dropping pops the context: false if the context was current already.
-    pushed: bool,
+    /// The driver, if dropping pops the context; `None` if the context was current already.
+    pushed_by: Option<&'static Driver>,
     thread: PhantomData<(&'a (), *const ())>,
 }
 
 impl Current<'_> {
+    /// Guard of a context that is current already.
+    const UNPUSHED: Self = Self {
+        pushed_by: None,
+        thread: PhantomData,
+    };
+
     /// Makes `context` current, unless it is current already.
     ///
     /// # Errors
@@ -285,7 +299,7 @@ impl Current<'_> {
         // SAFETY: `current` is written.
         unsafe { driver.ctx_get_current(&raw mut current) }?;
         if current == context {
-            return Ok(Self::unpushed(driver));
+            return Ok(Self::UNPUSHED);
         }
         // SAFETY: the caller's promise.
         unsafe { Self::push_anew(driver, context) }
@@ -299,27 +313,25 @@ impl Current<'_> {
         // SAFETY: the context is live, by the caller's promise.
         unsafe { driver.ctx_push_current(context) }?;
         Ok(Self {
-            pushed: true,
-            ..Self::unpushed(driver)
+            pushed_by: Some(driver),
+            ..Self::UNPUSHED
         })
-    }
-
-    /// Guard of a context that is current already.
-    const fn unpushed(driver: &'static Driver) -> Self {
-        Self {
-            driver,
-            pushed: false,
-            thread: PhantomData,
-        }
     }
 }
 
 impl Drop for Current<'_> {
+    #[inline]
     fn drop(&mut self) {
-        if self.pushed {
-            let mut popped = RawContext::NULL;
-            // SAFETY: the pushed context is popped. A failure leaves nothing to do.
-            let _ = unsafe { self.driver.ctx_pop_current(&raw mut popped) };
+        if let Some(driver) = self.pushed_by {
+            pop(driver);
         }
     }
+}
+
+/// Pops the context that was pushed last.
+#[cold]
+fn pop(driver: &Driver) {
+    let mut popped = RawContext::NULL;
+    // SAFETY: the guard of the pushed context is dropped. A failure leaves nothing to do.
+    let _ = unsafe { driver.ctx_pop_current(&raw mut popped) };
 }

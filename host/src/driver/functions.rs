@@ -299,13 +299,16 @@ impl Driver {
         }
     }
 
-    /// Id of the calling thread's context; `None` if the driver returns an error. The error is dropped, since making an [`Error`]
-    /// takes longer than the call.
-    pub(super) fn current_id(&self) -> Option<u64> {
-        let mut id = 0;
-        // SAFETY: a null handle stands for the calling thread's context, and `id` is written.
-        let result = unsafe { self.ctx_get_id?(RawContext::NULL, &raw mut id) };
-        (result == code::SUCCESS).then_some(id)
+    /// Says whether the calling thread's context has this id. An error of the driver is dropped, since making an [`Error`] takes longer
+    /// than the call.
+    #[inline]
+    pub(super) fn is_current(&self, id: u64) -> bool {
+        let mut now = 0;
+        self.ctx_get_id.is_some_and(|get| {
+            // SAFETY: a null handle stands for the calling thread's context, and `now` is written.
+            let result = unsafe { get(RawContext::NULL, &raw mut now) };
+            result == code::SUCCESS && now == id
+        })
     }
 
     /// Turns the result code of `call` into a result.
