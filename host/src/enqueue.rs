@@ -17,7 +17,7 @@ use crate::stream::StreamRef;
 /// # Safety
 /// `params` have the type that the function was compiled for, its context is current, and the tensors in `params` stay valid
 /// until the stream has passed the launch.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn enqueue(
     driver: &Driver,
     function: RawFunction,
@@ -28,16 +28,17 @@ pub(crate) unsafe fn enqueue(
     let mut parameters = [params.as_ptr().cast_mut().cast::<c_void>()];
     let [x, y, z] = shape.grid;
     if shape.overlaps {
-        let mut attribute = LaunchAttribute::OVERLAPS;
+        // The driver only reads the attribute.
+        let attributes = ptr::from_ref(&LaunchAttribute::OVERLAPS).cast_mut();
         let config = LaunchConfig {
             grid: shape.grid,
             block: [shape.block, 1, 1],
             shared_bytes: shape.shared_bytes,
             stream: stream.raw(),
-            attributes: &raw mut attribute,
+            attributes,
             count: 1,
         };
-        // SAFETY: the caller's promise; the driver copies the parameter and the attribute before it returns.
+        // SAFETY: the caller's promise; the driver copies the parameter before it returns.
         return unsafe {
             driver.launch_kernel_ex(
                 &raw const config,
