@@ -85,6 +85,7 @@ pub mod step;
 pub mod stream;
 pub mod tensor;
 mod threads;
+mod try_lock;
 pub mod validate;
 
 pub use driver::{Context, Device};

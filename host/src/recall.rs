@@ -1,30 +1,50 @@
 //! The last launch of an operator. A launch with the same layouts needs no checks and no look-up of kernels.
 
-use std::sync::Mutex;
-
 use crate::driver::RawFunction;
-use crate::step::{Launches, SWITCHES, Switches};
-use crate::tensor::{Layout, Tensor};
+use crate::step::{SWITCHES, Sequence, Switches};
+use crate::tensor::{Differences, Layout, Tensor};
+use crate::try_lock::TryLock;
 
 /// The last launch of arguments with up to `N` tensors, at most 64.
-///
-/// A thread that finds the lock taken works without it.
-pub(crate) struct Last<const N: usize>(Mutex<Option<Launched<N>>>);
+pub(crate) struct Last<const N: usize>(TryLock<Option<Launched<N>>>);
 
+// What is compared lies in the order of the comparison.
+#[repr(C)]
 struct Launched<const N: usize> {
     switches: Switches,
-    /// Bit i is set if there is a layout at i.
+    /// Bit i is set if there is a tensor i.
     present: u64,
+    /// The layouts of the tensors that are present, by number, without gaps.
     layouts: [Layout; N],
-    launches: Launches<RawFunction>,
+    launches: Sequence<RawFunction>,
 }
 
 /// The tensors of a launch, and a bit for each one that is present.
 pub(crate) type Present<'r, 'a, const N: usize> = (u64, &'r [Option<&'a Tensor<'a>>; N]);
 
+impl<const N: usize> Launched<N> {
+    /// Says whether the tensors at the same places have the same layouts.
+    ///
+    /// It is a function of its own, for all kinds of arguments: a reference in an argument is known to be aligned.
+    #[inline(never)]
+    fn has_layouts_of(&self, tensors: &[Option<&Tensor<'_>>; N]) -> bool {
+        let (mut left, mut next, mut differences) = (self.present, 0, Differences::NONE);
+        while left != 0 {
+            let tensor = tensors.get(left.trailing_zeros() as usize);
+            let (Some(layout), Some(Some(tensor))) = (self.layouts.get(next), tensor) else {
+                return false;
+            };
+            left &= left - 1;
+            next += 1;
+            layout.differs(tensor, &mut differences);
+        }
+        differences.are_none()
+    }
+}
+
 impl<const N: usize> Default for Last<N> {
     fn default() -> Self {
-        Self(Mutex::new(None))
+        Self(TryLock::default())
     }
 }
 
@@ -34,36 +54,26 @@ impl<const N: usize> Last<N> {
         clippy::needless_range_loop,
         reason = "nothing of an iterator is left to be inlined where a build has no link-time optimisation"
     )]
-    #[inline]
+    #[inline(always)]
     pub fn recall<R>(
         &self,
         switches: &Switches,
         (present, tensors): Present<'_, '_, N>,
-        read: impl FnOnce(&Launches<RawFunction>) -> R,
+        read: impl FnOnce(&Sequence<RawFunction>) -> R,
     ) -> Option<R> {
-        let last = self.0.try_lock().ok()?;
-        let last = last.as_ref()?;
-        // All differences are combined into one word: a branch for each would cost more than to compare them all.
-        let mut differ = last.present ^ present;
-        for at in 0..SWITCHES {
-            differ |= last.switches[at] ^ switches[at];
-        }
-        if differ != 0 {
-            return None;
-        }
-        let (mut left, mut words) = (present, Layout::NONE);
-        while left != 0 {
-            let at = left.trailing_zeros() as usize;
-            left &= left - 1;
-            match (last.layouts.get(at), tensors.get(at)) {
-                (Some(layout), Some(Some(tensor))) => layout.differs(tensor, &mut words),
-                _ => return None,
+        let recalled = self.0.with(|last| {
+            let last = last.as_ref()?;
+            // All differences are combined into one word: a branch for each would cost more than to compare them all.
+            let mut differ = last.present ^ present;
+            for at in 0..SWITCHES {
+                differ |= last.switches[at] ^ switches[at];
             }
-        }
-        if !words.is_none() {
-            return None;
-        }
-        Some(read(&last.launches))
+            if differ != 0 {
+                return None;
+            }
+            last.has_layouts_of(tensors).then(|| read(&last.launches))
+        });
+        recalled?
     }
 
     /// Remembers a launch whose arguments are checked.
@@ -71,17 +81,19 @@ impl<const N: usize> Last<N> {
         &self,
         switches: Switches,
         (present, tensors): Present<'_, '_, N>,
-        launches: Launches<RawFunction>,
+        launches: Sequence<RawFunction>,
     ) {
+        let mut layouts = [Layout::NONE; N];
+        for (layout, tensor) in layouts.iter_mut().zip(tensors.iter().flatten()) {
+            *layout = tensor.layout();
+        }
         let launched = Launched {
             switches,
             present,
-            layouts: tensors.map(|tensor| tensor.map_or(Layout::NONE, Tensor::layout)),
+            layouts,
             launches,
         };
-        if let Ok(mut last) = self.0.try_lock() {
-            *last = Some(launched);
-        }
+        self.0.with(|last| *last = Some(launched));
     }
 }
 
@@ -90,6 +102,7 @@ mod tests {
     use gated_delta_kernels::launch::LaunchShape;
 
     use super::*;
+    use crate::step::Launches;
     use crate::tensor::DType;
 
     const FUNCTION: RawFunction = RawFunction::NULL;
@@ -101,10 +114,10 @@ mod tests {
         overlaps: false,
     };
     /// Launches with arbitrary numbers.
-    fn launches() -> Launches<RawFunction> {
+    fn launches() -> Sequence<RawFunction> {
         let mut launches = Launches::alone(FUNCTION, LaunchShape { block: 96, ..SHAPE });
         launches.beside.prepare = Some((FUNCTION, SHAPE));
-        launches
+        launches.sequence()
     }
 
     fn at(address: u64, dtype: DType, dims: &[usize]) -> Tensor<'static> {
@@ -187,9 +200,9 @@ mod tests {
         let shared = shared.layout();
         let exclusive = Tensor::from_slice_mut(&mut numbers, &[4]).unwrap();
         let differs = |layout: Layout| {
-            let mut words = Layout::NONE;
-            layout.differs(&exclusive, &mut words);
-            !words.is_none()
+            let mut differences = Differences::NONE;
+            layout.differs(&exclusive, &mut differences);
+            !differences.are_none()
         };
         assert!(differs(shared) && !differs(exclusive.layout()));
     }

@@ -9,13 +9,15 @@ mod tests;
 
 use std::{fmt, marker::PhantomData};
 
+use bytemuck::NoUninit;
 pub use dims::{Dims, MAX_DIMS};
 pub use dtype::{DType, DeviceElement};
 
 use crate::error::Error;
 
 /// Kind of memory that an address is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, NoUninit)]
 pub enum Memory {
     /// Memory that the GPU can access.
     Device,
@@ -39,16 +41,26 @@ pub enum Memory {
 /// assert_eq!(key.address() - packed.address(), 2 * 64 * 2);
 /// # Ok::<(), gated_delta::Error>(())
 /// ```
+// The fields of a layout are side by side, so that several of its words are compared by one instruction.
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
-    address: u64,
-    dtype: DType,
     dims: Dims,
     strides: Dims,
+    of: Of,
+    address: u64,
     storage: usize,
+    borrow: PhantomData<&'a ()>,
+}
+
+/// Element type and memory of a tensor, which fill a word.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, NoUninit)]
+struct Of {
+    dtype: DType,
     memory: Memory,
     writable: bool,
-    borrow: PhantomData<&'a ()>,
+    zeros: [u8; 5],
 }
 
 impl<'a> Tensor<'a> {
@@ -96,13 +108,16 @@ impl<'a> Tensor<'a> {
         let dims = Dims::new(dims)?;
         let strides = dims.contiguous_strides()?;
         let tensor = Self {
-            address,
-            dtype,
             dims,
             strides,
+            of: Of {
+                dtype,
+                memory,
+                writable,
+                zeros: [0; 5],
+            },
+            address,
             storage,
-            memory,
-            writable,
             borrow: PhantomData,
         };
         tensor.fits()
@@ -141,7 +156,7 @@ impl<'a> Tensor<'a> {
         narrowed.dims.values[dim] = len;
         if !narrowed.dims.contains(&0) {
             let skipped = start * self.strides[dim];
-            narrowed.address += (skipped * self.dtype.size_of()) as u64;
+            narrowed.address += (skipped * self.dtype().size_of()) as u64;
             narrowed.storage -= if self.storage == usize::MAX {
                 0
             } else {
@@ -189,7 +204,7 @@ impl<'a> Tensor<'a> {
     /// Element type.
     #[must_use]
     pub const fn dtype(&self) -> DType {
-        self.dtype
+        self.of.dtype
     }
 
     /// Dims, outermost first.
@@ -207,13 +222,13 @@ impl<'a> Tensor<'a> {
     /// Kind of memory that the tensor is in.
     #[must_use]
     pub const fn memory(&self) -> Memory {
-        self.memory
+        self.of.memory
     }
 
     /// Whether kernels may write the tensor: false for one from a shared borrow.
     #[must_use]
     pub const fn is_writable(&self) -> bool {
-        self.writable
+        self.of.writable
     }
 
     /// Whether the elements are contiguous in the order of the dims.
@@ -240,7 +255,7 @@ impl<'a> Tensor<'a> {
         let offsets = strides
             .filter(|&(&dim, _)| dim > 1)
             .fold(self.address, |bits, (_, &stride)| {
-                bits | stride.wrapping_mul(self.dtype.size_of()) as u64
+                bits | stride.wrapping_mul(self.dtype().size_of()) as u64
             });
         1 << offsets.trailing_zeros().min(4)
     }
@@ -254,20 +269,18 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| range("dim", format!("below {dims}"), dim))
     }
 
-    /// Everything that the checks of a launch depend on.
+    /// Everything that the checks of a launch depend on, and the address.
     #[inline(always)]
     pub(crate) fn layout(&self) -> Layout {
         let mut words = [0; LAYOUT];
-        for dim in 0..MAX_DIMS {
-            words[dim] = self.dims.values[dim] as u64;
-            words[MAX_DIMS + dim] = self.strides.values[dim] as u64;
+        for (at, numbers) in [(0, &self.dims), (MAX_DIMS + 1, &self.strides)] {
+            for dim in 0..MAX_DIMS {
+                words[at + dim] = numbers.values[dim] as u64;
+            }
+            words[at + MAX_DIMS] = numbers.len as u64;
         }
-        // The number of strides is that of the dims. No check needs an alignment above 16.
-        words[2 * MAX_DIMS] = self.dims.len as u64
-            | (self.dtype as u64) << 8
-            | (self.memory as u64) << 16
-            | u64::from(self.writable) << 24
-            | (self.address % 16) << 32;
+        words[LAYOUT - 2] = bytemuck::cast(self.of);
+        words[LAYOUT - 1] = self.address;
         Layout(words)
     }
 
@@ -283,7 +296,7 @@ impl<'a> Tensor<'a> {
             .try_fold(1usize, |end, (&dim, &stride)| {
                 end.checked_add((dim - 1).checked_mul(stride)?)
             });
-        let bytes = end.and_then(|end| end.checked_mul(self.dtype.size_of()));
+        let bytes = end.and_then(|end| end.checked_mul(self.dtype().size_of()));
         match (
             end,
             bytes.and_then(|bytes| self.address.checked_add(bytes as u64)),
@@ -299,9 +312,10 @@ impl<'a> Tensor<'a> {
 }
 
 /// Number of words of a [`Layout`].
-const LAYOUT: usize = 2 * MAX_DIMS + 1;
+const LAYOUT: usize = 2 * (MAX_DIMS + 1) + 2;
 
-/// Dims, strides, dtype, memory, writability and alignment of a tensor.
+/// Dims, strides, dtype, memory, writability and address of a tensor.
+#[repr(align(16))]
 #[derive(Clone, Copy)]
 pub(crate) struct Layout([u64; LAYOUT]);
 
@@ -309,27 +323,39 @@ impl Layout {
     /// The layout of an absent tensor.
     pub const NONE: Self = Self([0; LAYOUT]);
 
-    /// Sets the bits of `differs` in which this layout differs from the tensor's.
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "nothing of an iterator is left to be inlined where a build has no link-time optimisation"
-    )]
+    /// Adds the differences between this layout and the tensor's.
     #[inline(always)]
-    pub fn differs(&self, tensor: &Tensor<'_>, bits: &mut Self) {
-        let Self(words) = tensor.layout();
-        for at in 0..LAYOUT {
-            bits.0[at] |= self.0[at] ^ words[at];
+    pub fn differs(&self, tensor: &Tensor<'_>, all: &mut Differences) {
+        let (Self(one), Self(other)) = (self, tensor.layout());
+        let mut words = [0; 2];
+        for at in 0..LAYOUT - 2 {
+            words[at % 2] |= one[at] ^ other[at];
+        }
+        for at in 0..2 {
+            all.words[at] |= words[at];
+            all.last[at] |= one[LAYOUT - 2 + at] ^ other[LAYOUT - 2 + at];
         }
     }
+}
 
-    /// Whether this is [`Self::NONE`].
+/// The bits in which layouts differ, of all pairs of words together.
+pub(crate) struct Differences {
+    words: [u64; 2],
+    /// Those of the last pair, of which the second word is the address.
+    last: [u64; 2],
+}
+
+impl Differences {
+    pub const NONE: Self = Self {
+        words: [0; 2],
+        last: [0; 2],
+    };
+
+    /// Whether no check sees these differences: addresses may differ in a multiple of 16, the largest alignment that a check needs.
     #[inline(always)]
-    pub fn is_none(&self) -> bool {
-        let mut all = 0;
-        for at in 0..LAYOUT {
-            all |= self.0[at];
-        }
-        all == 0
+    pub fn are_none(&self) -> bool {
+        let ([first, second], [of, address]) = (self.words, self.last);
+        first | second | of | (address % 16) == 0
     }
 }
 

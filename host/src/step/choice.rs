@@ -2,7 +2,7 @@
 
 use super::args::{Formulation, Inputs, MAX_PENDING, MAX_TOKENS, Pending, StateLayout, Stored};
 use super::argument::Argument;
-use super::request::{Phase, Request};
+use super::request::{Phase, Request, Sort};
 use crate::tensor::{DType, Tensor};
 
 /// Largest number of tokens of a row in the parallel formulation.
@@ -25,6 +25,31 @@ const CU_SEQLENS: u64 = 1 << Argument::CuSeqlens as u32;
 const OF_EACH_TOKEN: u64 = 1 << Argument::Snapshots as u32 | 1 << Argument::TokenSlots as u32;
 
 impl Request<'_> {
+    /// The sort of launch. It is known before the formulation is chosen.
+    #[inline(always)]
+    pub(super) fn sort(&self) -> Sort {
+        let tokens = self.new_bound();
+        let is_chunked = match self.formulation {
+            Formulation::Auto => self.has_to_be_chunked(tokens),
+            named => named == Formulation::Chunked,
+        };
+        if is_chunked {
+            Sort::Prefill
+        } else if tokens == 1 && self.stored.is_none() && self.present & CU_SEQLENS == 0 {
+            Sort::Decode
+        } else {
+            Sort::Other
+        }
+    }
+
+    /// The request with its formulation chosen, if the options leave it to the library.
+    pub(super) fn chosen(&mut self) -> &Self {
+        if self.formulation == Formulation::Auto {
+            self.formulation = self.choose();
+        }
+        self
+    }
+
     /// Chooses the formulation of [`Formulation::Auto`] for these arguments: the first line of the table that applies. T is the largest
     /// possible number of new tokens of a row (`max_tokens` of packed rows), T' that of previous tokens. Either is 0 if there are no such
     /// tokens.
@@ -49,15 +74,10 @@ impl Request<'_> {
     /// flushes has the bits of a flush. The exception is a layer that can take only single tokens, on a ring with R above N + 1: a
     /// convolution without `inputs`, or a norm with more value heads than a cluster takes.
     ///
-    /// The choice comes before any check, in every launch. For tensors of wrong dims it may be any formulation.
-    #[inline(always)]
-    pub(super) fn choose(&self) -> Formulation {
-        let is_step = self.phase == Phase::Step;
-        let tokens = if is_step { self.bound() } else { 0 };
-        if is_step
-            && self.pending.is_none()
-            && (tokens > MAX_TOKENS || self.present & OF_PREFILL != 0)
-        {
+    /// The choice comes before any check. For tensors of wrong dims it may be any formulation.
+    fn choose(&self) -> Formulation {
+        let tokens = self.new_bound();
+        if self.has_to_be_chunked(tokens) {
             return Formulation::Chunked;
         }
         let previous = self.stored.map_or(0, bound_of_stored);
@@ -65,12 +85,6 @@ impl Request<'_> {
         if most <= 1 && self.pending.is_none() {
             return Formulation::Recurrent;
         }
-        self.choose_of_short(tokens, most)
-    }
-
-    /// [`Self::choose`] for a request that is no prefill, and may have more than one token of a row. `most` is the larger of T and T'.
-    #[inline(never)]
-    fn choose_of_short(&self, tokens: usize, most: usize) -> Formulation {
         if most > MAX_PARALLEL_TOKENS
             || self.present & OF_EACH_TOKEN != 0
             || !self.has_parallel_states()
@@ -87,13 +101,18 @@ impl Request<'_> {
         }
     }
 
-    /// T of a step.
-    #[inline]
-    fn bound(&self) -> usize {
+    /// Says whether only a prefill takes the arguments, with T = `tokens`.
+    #[inline(always)]
+    fn has_to_be_chunked(&self, tokens: usize) -> bool {
+        let is_step = self.phase == Phase::Step && self.pending.is_none();
+        is_step && (tokens > MAX_TOKENS || self.present & OF_PREFILL != 0)
+    }
+
+    /// T; 0 without new tokens.
+    #[inline(always)]
+    fn new_bound(&self) -> usize {
         match self.present & CU_SEQLENS {
-            0 => self
-                .tensor(Argument::O)
-                .map_or(0, |o| dim(o, 1).unwrap_or(0)),
+            0 => self.tensor(Argument::O).map_or(0, |o| o.dims().or_zero(1)),
             _ => self.max_tokens,
         }
     }
@@ -184,7 +203,7 @@ fn bound_of_stored(stored: &Stored<'_>) -> usize {
         Stored::X { x } => x,
         Stored::Conv(conv) => &conv.x,
     };
-    dim(first, 1).unwrap_or(0)
+    first.dims().or_zero(1)
 }
 
 #[inline]

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 
 use super::args::gates::{GateForm, GateParts};
 use super::args::{
-    Commit, Convolution, Flush, Formulation, Gates, Inputs, Options, Pending, PerToken, ReadOnly,
-    States, Step, Stored, Update,
+    Commit, Convolution, Flush, Gates, Inputs, Options, Pending, PerToken, ReadOnly, States, Step,
+    Stored, Update,
 };
 use super::argument::Argument;
 use super::request::{Phase, Request};
@@ -19,12 +19,12 @@ pub(crate) mod sealed {
 
     /// Conversion of arguments to a request.
     pub trait Work {
-        /// Writes the request of the arguments to `at`, so that a launch need not move it.
-        fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a>;
+        /// Writes the request of the arguments to `at`, so that a launch need not move it. Its formulation is not chosen yet.
+        fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r mut Request<'a>;
 
-        /// Returns the request of the arguments by value.
+        /// Returns the request of the arguments by value, with its formulation chosen.
         fn request(&self) -> Request<'_> {
-            *self.describe(&mut MaybeUninit::uninit())
+            *self.describe(&mut MaybeUninit::uninit()).chosen()
         }
     }
 }
@@ -38,7 +38,7 @@ struct Given<'r, 'a> {
 
 impl<G: Gates> sealed::Work for Step<'_, G> {
     #[inline]
-    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
+    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r mut Request<'a> {
         let gates = self.gates.parts();
         let pool = match &self.states {
             States::Update(Update { pool, .. })
@@ -87,11 +87,10 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
         if let Some(packed) = &self.packed {
             given.give(Argument::CuSeqlens, &packed.cu_seqlens);
             given.request.max_tokens = packed.max_tokens;
-            let total = self.o.dims().get(1).map_or(0, |&total| total as u32);
-            let bounds = packed.cu_seqlens.dims().first();
-            let rows = bounds.map_or(0, |&bounds| bounds.saturating_sub(1) as u32);
+            let bounds = packed.cu_seqlens.dims().or_zero(0);
             let step = &mut given.request.params.step;
-            (step.total_tokens, step.rows) = (total, rows);
+            step.total_tokens = self.o.dims().or_zero(1) as u32;
+            step.rows = bounds.saturating_sub(1) as u32;
         }
         if let Some(checkpoints) = &self.checkpoints {
             given.give(Argument::CheckpointSlots, &checkpoints.slots);
@@ -110,7 +109,7 @@ impl<G: Gates> sealed::Work for Step<'_, G> {
 
 impl<G: Gates> sealed::Work for Commit<'_, G> {
     #[inline]
-    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
+    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r mut Request<'a> {
         let gates = self.gates.parts();
         let (pool, form) = (&self.states.pool, gates.form);
         let mut given = Given::new(at, Phase::Commit, pool, form, &self.options);
@@ -130,7 +129,7 @@ impl<G: Gates> sealed::Work for Commit<'_, G> {
 
 impl sealed::Work for Flush<'_> {
     #[inline]
-    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r Request<'a> {
+    fn describe<'r, 'a>(&'a self, at: &'r mut MaybeUninit<Request<'a>>) -> &'r mut Request<'a> {
         let gates = GateForm::of_none(&self.pending.decays);
         let mut given = Given::new(at, Phase::Flush, &self.states.pool, gates, &self.options);
         given.update(&self.states);
@@ -167,11 +166,8 @@ impl<'r, 'a> Given<'r, 'a> {
 
     /// Finishes the request.
     #[inline(always)]
-    fn all(self) -> &'r Request<'a> {
+    fn all(self) -> &'r mut Request<'a> {
         self.request.present = self.present;
-        if self.request.formulation == Formulation::Auto {
-            self.request.formulation = self.request.choose();
-        }
         self.request
     }
 
@@ -280,5 +276,5 @@ impl<'r, 'a> Given<'r, 'a> {
 /// P of a pool or of windows. It may be called before the check of ranks.
 #[inline(always)]
 fn slots(pool: &Tensor<'_>) -> u32 {
-    pool.dims().first().map_or(0, |&slots| slots as u32)
+    pool.dims().or_zero(0) as u32
 }

@@ -4,14 +4,13 @@ use std::mem::MaybeUninit;
 
 use bytemuck::bytes_of;
 use gated_delta_kernels::launch::LaunchShape;
-use gated_delta_kernels::step::PrefillParams;
 
-use super::args::Pending;
+use super::args::Formulation;
 use super::argument::Argument;
 use super::plan::Plan;
 use super::problem::Problem;
-use super::request::{Request, Switches};
-use super::schedule::Launches;
+use super::request::{Request, Sort};
+use super::schedule::{Launch, Sequence};
 use super::shape::checks::one_of;
 use super::work::Work;
 use crate::Entry;
@@ -39,8 +38,9 @@ impl Library {
         stream: StreamRef<'_>,
         work: &W,
     ) -> Result<(), Error> {
+        let mut request = MaybeUninit::uninit();
         // SAFETY: the caller's promise.
-        unsafe { self.launch_request(stream, work.describe(&mut MaybeUninit::uninit()), None) }
+        unsafe { self.launch_request(stream, work.describe(&mut request), None) }
     }
 
     /// [`Library::launch`] with a variant of the caller's choice, for tuning and tests.
@@ -57,14 +57,9 @@ impl Library {
         work: &W,
         variant: Entry,
     ) -> Result<(), Error> {
+        let mut request = MaybeUninit::uninit();
         // SAFETY: the caller's promise.
-        unsafe {
-            self.launch_request(
-                stream,
-                work.describe(&mut MaybeUninit::uninit()),
-                Some(variant),
-            )
-        }
+        unsafe { self.launch_request(stream, work.describe(&mut request), Some(variant)) }
     }
 
     /// Checks `work` and compiles its kernels. The plan can then be launched with other addresses, B and P.
@@ -160,62 +155,44 @@ impl Library {
     ///
     /// # Safety
     /// The rules of [`Library::launch`] hold. The function was compiled for these arguments, and `request` is no prefill.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn launch_one(
         &self,
         stream: StreamRef<'_>,
-        (function, shape): (RawFunction, LaunchShape),
+        function: RawFunction,
+        shape: &LaunchShape,
         request: &Request<'_>,
     ) -> Result<(), Error> {
-        match request.pending {
-            None => {
-                let params = bytes_of(request.params());
-                // SAFETY: the caller's promise.
-                unsafe { self.enter()?.launch(stream, function, &shape, params) }
+        let deferred;
+        let params = match request.pending {
+            None => bytes_of(request.params()),
+            Some(pending) => {
+                deferred = request.deferred_params(pending);
+                bytes_of(&deferred)
             }
-            // SAFETY: as above.
-            Some(pending) => unsafe {
-                self.launch_pending(stream, (function, &shape), request, pending)
-            },
-        }
-    }
-
-    /// [`Library::launch_one`] with deferred write-back.
-    ///
-    /// # Safety
-    /// The rules of [`Library::launch_one`] hold.
-    #[inline(never)]
-    unsafe fn launch_pending(
-        &self,
-        stream: StreamRef<'_>,
-        (function, shape): (RawFunction, &LaunchShape),
-        request: &Request<'_>,
-        pending: &Pending<'_>,
-    ) -> Result<(), Error> {
-        let params = request.deferred_params(*request.params(), pending);
+        };
         // SAFETY: the caller's promise.
-        unsafe {
-            self.enter()?
-                .launch(stream, function, shape, bytes_of(&params))
-        }
+        unsafe { self.enter()?.launch(stream, function, shape, params) }
     }
 
     /// Enqueues the functions of a prefill in order.
     ///
     /// # Safety
-    /// The rules of [`Library::launch`] hold. The functions were compiled for `params`.
+    /// The rules of [`Library::launch`] hold. The functions were compiled for the parameter of `request`.
     pub(super) unsafe fn launch_several(
         &self,
         stream: StreamRef<'_>,
-        launches: &Launches<RawFunction>,
-        mut params: PrefillParams,
+        launches: &Sequence<RawFunction>,
+        request: &Request<'_>,
     ) -> Result<(), Error> {
         let entered = self.enter()?;
-        launches.try_each(|launch| {
+        let mut params = request.prefill_params();
+        for launch in launches.iter() {
             launch.say(&mut params);
             // SAFETY: the caller's promise.
-            unsafe { entered.launch(stream, launch.of, &launch.shape, bytes_of(&params)) }
-        })
+            unsafe { entered.launch(stream, launch.of, &launch.shape, bytes_of(&params)) }?;
+        }
+        Ok(())
     }
 
     /// Checks and enqueues `request`, with `variant` or the selected one. If `request` has the layouts of the last launch of its sort, the
@@ -223,23 +200,28 @@ impl Library {
     ///
     /// # Safety
     /// The rules of [`Library::launch`] hold.
+    #[inline(always)]
     pub(super) unsafe fn launch_request(
         &self,
         stream: StreamRef<'_>,
-        request: &Request<'_>,
+        request: &mut Request<'_>,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
-        if request.is_chunked() {
+        let sort = request.sort();
+        if sort == Sort::Prefill {
+            request.formulation = Formulation::Chunked;
             // SAFETY: the caller's promise.
             return unsafe { self.launch_prefill(stream, request, variant) };
         }
-        let switches = request.switches(variant);
-        let last = self.last(request.sort());
-        match last.recall(&switches, request.present(), |launches| launches.main) {
+        let (switches, last) = (request.switches(variant), self.last(sort));
+        let main = |launches: &Sequence<RawFunction>| launches.iter().next().copied();
+        match last.recall(&switches, request.present(), main) {
             // SAFETY: the caller's promise; the function was compiled for these layouts.
-            Some(main) => unsafe { self.launch_one(stream, main, request) },
+            Some(Some(Launch { of, shape, .. })) => unsafe {
+                self.launch_one(stream, of, &shape, request)
+            },
             // SAFETY: the caller's promise.
-            None => unsafe { self.launch_checked(stream, request, switches, variant) },
+            _ => unsafe { self.launch_checked(stream, request.chosen(), variant) },
         }
     }
 
@@ -254,16 +236,12 @@ impl Library {
         request: &Request<'_>,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
-        let switches = request.switches(variant);
-        let last = self.last(request.sort());
+        let (switches, last) = (request.switches(variant), self.last(Sort::Prefill));
         match last.recall(&switches, request.present(), |launches| *launches) {
-            Some(launches) => {
-                let params = request.prefill_params(*request.params());
-                // SAFETY: the caller's promise; the functions were compiled for these layouts.
-                unsafe { self.launch_several(stream, &launches, params) }
-            }
+            // SAFETY: the caller's promise; the functions were compiled for these layouts.
+            Some(launches) => unsafe { self.launch_several(stream, &launches, request) },
             // SAFETY: the caller's promise.
-            None => unsafe { self.launch_checked(stream, request, switches, variant) },
+            None => unsafe { self.launch_checked(stream, request, variant) },
         }
     }
 
@@ -277,7 +255,6 @@ impl Library {
         &self,
         stream: StreamRef<'_>,
         request: &Request<'_>,
-        switches: Switches,
         variant: Option<Entry>,
     ) -> Result<(), Error> {
         let problem = request.check_on(self.gpu())?;
@@ -298,16 +275,17 @@ impl Library {
             let launches = launches.try_map(|entry| {
                 self.function(entry, problem.words(), problem.shared_bytes(entry))
             })?;
+            let sequence = launches.sequence();
             if problem.is_chunked() {
-                let params = request.prefill_params(*request.params());
                 // SAFETY: the caller's promise; the parameter is that of the entry's operator.
-                unsafe { self.launch_several(stream, &launches, params) }?;
+                unsafe { self.launch_several(stream, &sequence, request) }?;
             } else {
+                let (function, shape) = &launches.main;
                 // SAFETY: as above.
-                unsafe { self.launch_one(stream, launches.main, request) }?;
+                unsafe { self.launch_one(stream, *function, shape, request) }?;
             }
-            self.last(request.sort())
-                .remember(switches, request.present(), launches);
+            let (switches, last) = (request.switches(variant), self.last(request.sort()));
+            last.remember(switches, request.present(), sequence);
             return Ok(());
         }
         let (tensors, mut parameter) = (request.tensors(), request.parameter());

@@ -120,6 +120,6 @@ pub(crate) use gpu::{Gpu, MEASURED_ON, serves};
 pub(crate) use kind::{Kind, Mode};
 pub use plan::Plan;
 pub(crate) use request::{Request, SWITCHES, Sort, Switches};
-pub(crate) use schedule::{Launches, Parameter, WHOLE_BYTES};
+pub(crate) use schedule::{Launches, Parameter, Sequence, WHOLE_BYTES};
 pub use shape::MAX_BATCH;
 pub use work::Work;

@@ -1,7 +1,7 @@
 //! Plans: launches whose kernels are chosen and compiled ahead; only addresses and sizes are left open.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::LaunchShape;
@@ -13,7 +13,7 @@ use super::lengths::Lengths;
 use super::problem::Problem;
 use super::request::Request;
 use super::schedule::prefill::check_workspace;
-use super::schedule::{ByRows, Launches};
+use super::schedule::{ByRows, Launches, Sequence};
 use super::shape::checks;
 use super::shape::prefill::WORKSPACE_ALIGNMENT;
 use super::shape::rings::check_rings_aligned;
@@ -24,6 +24,8 @@ use crate::error::Error;
 use crate::library::{Library, nothing_compiled};
 use crate::shapes::unsupported;
 use crate::stream::StreamRef;
+use crate::tensor::Tensor;
+use crate::try_lock::TryLock;
 
 /// A checked step, commit or flush with its kernels compiled. A launch may differ from the planned arguments in addresses, B, P and the
 /// `total` of packed rows; a prefill also in T and the workspace. The choice of [`Formulation::Auto`] is fixed: a prefill's plan launches
@@ -55,7 +57,7 @@ pub struct Plan {
     /// Kernels by B. Empty for a prefill.
     by_rows: Vec<ByRows<RawFunction>>,
     /// The launches of the last rows, for a prefill.
-    of_last: Arc<Mutex<Option<OfLengths>>>,
+    of_last: Arc<TryLock<Option<OfLengths>>>,
 }
 
 /// Workspace size and launches of a prefill, for rows of some lengths.
@@ -63,7 +65,7 @@ pub struct Plan {
 struct OfLengths {
     lengths: Lengths,
     workspace_bytes: u64,
-    launches: Launches<RawFunction>,
+    launches: Sequence<RawFunction>,
 }
 
 impl Plan {
@@ -152,72 +154,58 @@ impl Plan {
     ) -> Result<(), Error> {
         let mut request = MaybeUninit::uninit();
         let request = work.describe(&mut request);
-        if self.is_chosen_anew(request) {
-            // SAFETY: the caller's promise.
-            return unsafe { self.launch_as_planned(stream, request) };
-        }
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_request(stream, request) }
-    }
-
-    /// Says whether the plan is a prefill by the library's choice, and `request` is too short to be one by that choice.
-    #[inline]
-    fn is_chosen_anew(&self, request: &Request<'_>) -> bool {
-        // A plan with `by_rows` is no prefill. This test comes first, since it saves time in a launch.
-        self.by_rows.is_empty()
-            && self.problem.is_chunked()
-            && !request.is_chunked()
-            && request.options.formulation == Formulation::Auto
-    }
-
-    /// [`Plan::launch`] of a request that would not be a prefill without the plan.
-    ///
-    /// # Safety
-    /// The rules of [`Plan::launch`] hold.
-    #[cold]
-    #[inline(never)]
-    unsafe fn launch_as_planned(
-        &self,
-        stream: StreamRef<'_>,
-        request: &Request<'_>,
-    ) -> Result<(), Error> {
-        let mut request = *request;
-        request.formulation = Formulation::Chunked;
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_request(stream, &request) }
-    }
-
-    /// [`Plan::launch`] of the request that `work` describes.
-    ///
-    /// # Safety
-    /// The rules of [`Plan::launch`] hold.
-    #[inline(always)]
-    unsafe fn launch_request(
-        &self,
-        stream: StreamRef<'_>,
-        request: &Request<'_>,
-    ) -> Result<(), Error> {
         if self.library.context().is_none() {
             // SAFETY: the caller's promise.
             return unsafe { self.simulate(stream, request) };
         }
         let rows = request.batch();
-        checks::batch(rows as usize)?;
-        if request.is_chunked() {
+        if self.by_rows.is_empty() && self.problem.is_chunked() {
+            request.formulation = Formulation::Chunked;
             // SAFETY: the caller's promise.
             return unsafe { self.launch_prefill(stream, request, rows) };
         }
+        let Some(of) = self.of_rows(rows) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.launch_other_rows(stream, request, rows) };
+        };
+        self.check_aligned(request)?;
+        let [x, y, _] = of.shape.grid;
+        let grid = [x, y, rows];
+        let shape = LaunchShape { grid, ..of.shape };
+        // SAFETY: the caller's promise; the function was compiled for these constants.
+        unsafe { self.library.launch_one(stream, of.of, &shape, request) }
+    }
+
+    /// [`Plan::launch`] of a number of rows that has no precomputed kernel.
+    ///
+    /// # Safety
+    /// The rules of [`Plan::launch`] hold.
+    #[cold]
+    #[inline(never)]
+    unsafe fn launch_other_rows(
+        &self,
+        stream: StreamRef<'_>,
+        request: &Request<'_>,
+        rows: u32,
+    ) -> Result<(), Error> {
+        checks::batch(rows as usize)?;
         if rows == 0 {
             return Ok(());
         }
-        let params = request.params();
-        self.problem.check_aligned(params)?;
-        let (function, shape) = self.of_rows(rows)?;
-        if let Some(pending) = request.pending {
-            check_rings_aligned(pending, self.problem.kind.per_channel)?;
-        }
+        self.check_aligned(request)?;
+        let (function, shape) = self.launches(&Lengths::of_rows(rows))?.main;
         // SAFETY: the caller's promise; the function was compiled for these constants.
-        unsafe { self.library.launch_one(stream, (function, shape), request) }
+        unsafe { (self.library).launch_one(stream, function, &shape, request) }
+    }
+
+    /// Checks that the addresses are as aligned as planned.
+    #[inline(always)]
+    fn check_aligned(&self, request: &Request<'_>) -> Result<(), Error> {
+        self.problem.check_aligned(request.params())?;
+        match request.pending {
+            Some(pending) => check_rings_aligned(pending, self.problem.kind.per_channel),
+            None => Ok(()),
+        }
     }
 
     /// [`Plan::launch`] in the simulator.
@@ -226,8 +214,15 @@ impl Plan {
     /// The rules of [`Plan::launch`] hold.
     #[cold]
     #[inline(never)]
-    unsafe fn simulate(&self, stream: StreamRef<'_>, request: &Request<'_>) -> Result<(), Error> {
-        if request.check()?.on(self.library.gpu()) != self.problem {
+    unsafe fn simulate(
+        &self,
+        stream: StreamRef<'_>,
+        request: &mut Request<'_>,
+    ) -> Result<(), Error> {
+        if self.problem.is_chunked() && request.formulation == Formulation::Auto {
+            request.formulation = Formulation::Chunked;
+        }
+        if request.chosen().check()?.on(self.library.gpu()) != self.problem {
             return Err(Error::Contradiction {
                 one: "the plan",
                 other: "these arguments",
@@ -249,61 +244,54 @@ impl Plan {
         request: &Request<'_>,
         rows: u32,
     ) -> Result<(), Error> {
+        checks::batch(rows as usize)?;
         let lengths = request.lengths_of(rows);
         if lengths.are_nothing() {
             return Ok(());
         }
-        let params = request.prefill_params(*request.params());
-        self.problem.check_aligned(&params.layer)?;
-        checks::aligned(WORKSPACE_ALIGNMENT, || [("workspace", params.workspace)])?;
-        let of = self.of_lengths(lengths)?;
-        check_workspace(of.workspace_bytes, request.get(Argument::Workspace))?;
+        self.problem.check_aligned(request.params())?;
+        let workspace = request.tensor(Argument::Workspace);
+        let address = workspace.map_or(0, Tensor::address);
+        checks::aligned(WORKSPACE_ALIGNMENT, || [("workspace", address)])?;
+        // Rows are equally long in all layers of a step.
+        let last = (self.of_last).with(|last| match last {
+            Some(last) if last.lengths == lengths => Some(*last),
+            _ => None,
+        });
+        let of = match last.flatten() {
+            Some(of) => of,
+            None => self.of_lengths(lengths)?,
+        };
+        check_workspace(of.workspace_bytes, workspace)?;
         // SAFETY: the caller's promise; the functions were compiled for these constants.
-        unsafe { self.library.launch_several(stream, &of.launches, params) }
+        unsafe { (self.library).launch_several(stream, &of.launches, request) }
     }
 
-    /// The launches of rows of these lengths. They are cached, since rows are equally long in all layers of a step.
+    /// The launches of rows of these lengths, remembered for the next launch.
+    #[cold]
     fn of_lengths(&self, lengths: Lengths) -> Result<OfLengths, Error> {
-        // A thread that finds the cache locked works without it.
-        let mut last = self.of_last.try_lock().ok();
-        if let Some(Some(last)) = last.as_deref()
-            && last.lengths == lengths
-        {
-            return Ok(*last);
-        }
         let of = OfLengths {
             lengths,
             workspace_bytes: self.problem.workspace_bytes(&lengths),
-            launches: self.launches(&lengths)?,
+            launches: self.launches(&lengths)?.sequence(),
         };
-        if let Some(last) = last.as_deref_mut() {
-            *last = Some(of);
-        }
+        self.of_last.with(|last| *last = Some(of));
         Ok(of)
     }
 
-    /// The compiled function for `rows` rows, at least 1, in a plan that is no prefill.
-    #[inline]
-    fn of_rows(&self, rows: u32) -> Result<(RawFunction, LaunchShape), Error> {
-        for step in &self.by_rows {
-            if rows <= step.last {
-                let mut shape = step.shape;
-                shape.grid[2] = rows;
-                return Ok((step.of, shape));
-            }
+    /// The compiled kernel for `rows` rows in a plan that is no prefill. `None` for 0 rows, and for a number that has no precomputed kernel.
+    #[inline(always)]
+    fn of_rows(&self, rows: u32) -> Option<&ByRows<RawFunction>> {
+        if rows == 0 {
+            return None;
         }
-        self.of_other_rows(rows)
-    }
-
-    /// [`Plan::of_rows`] for a number of rows that has no precomputed kernel.
-    #[cold]
-    fn of_other_rows(&self, rows: u32) -> Result<(RawFunction, LaunchShape), Error> {
-        Ok(self.launches(&Lengths::of_rows(rows))?.main)
+        self.by_rows.iter().find(|of| rows <= of.last)
     }
 }
 
 impl Problem {
     /// Checks that the addresses are as aligned as planned.
+    #[inline]
     pub(super) fn check_aligned(&self, params: &LayerParams) -> Result<(), Error> {
         let c = &self.constants;
         if c.wide_io != 0 {

@@ -121,7 +121,7 @@ pub struct Request<'a> {
     /// Whether states are read-only.
     pub(super) read_only: bool,
     pub(crate) options: &'a Options,
-    /// The formulation of the options, or the choice of [`Request::choose`]. It is never [`Formulation::Auto`] in a complete request.
+    /// The formulation of the options; instead of [`Formulation::Auto`] the library's choice, if it is [chosen](Request::chosen).
     pub(crate) formulation: Formulation,
 }
 
@@ -165,6 +165,7 @@ impl<'a> Request<'a> {
     }
 
     /// The tensors by number, and a bit for each one that is present.
+    #[inline(always)]
     pub(crate) fn present(&self) -> (u64, &[Option<&'a Tensor<'a>>; TENSORS]) {
         (self.present, &self.given)
     }
@@ -236,9 +237,9 @@ impl<'a> Request<'a> {
     }
 
     /// B, the number of rows. It may be called before the check of ranks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn batch(&self) -> u32 {
-        let first = |tensor: &Tensor<'_>| tensor.dims().first().copied().unwrap_or(0);
+        let first = |tensor: &Tensor<'_>| tensor.dims().or_zero(0);
         let of = |argument: Argument| self.given[argument as usize].map_or(0, first);
         let rows = match self.phase {
             _ if self.has(Argument::CuSeqlens) => of(Argument::CuSeqlens).saturating_sub(1),
@@ -284,42 +285,51 @@ impl<'a> Request<'a> {
         self.checkpoint_every
     }
 
-    /// Everything besides tensors that [`Request::check`] and the choice of a variant depend on. Floats are compared by their bits: −0 and
-    /// 0 are different constants.
+    /// Everything besides tensors that the choice of a formulation, [`Request::check`] and the choice of a variant depend on. Floats are
+    /// compared by their bits: −0 and 0 are different constants.
+    #[inline(always)]
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
-        let (gates, options, conv) = (&self.gates, self.options, self.conv);
+        let (gates, options) = (&self.gates, self.options);
+        let two = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         // 0 stands for no activation.
-        let activation = |one: Option<Activation>| one.map_or(0, |one| 1 + u64::from(one.code()));
-        let bits = |one: Option<f32>| u64::from(one.map_or(0, f32::to_bits));
-        // Each flag uses the bits up to the next one.
-        let flags = u64::from(gates.per_channel)
-            | u64::from(gates.beta_logit) << 1
-            | u64::from(options.qk_l2norm) << 2
-            | u64::from(self.read_only) << 3
-            | u64::from(gates.lower_bound.is_some()) << 4
-            | u64::from(options.scale.is_some()) << 5
-            | u64::from(options.null_slot.is_some()) << 6
-            | (gates.kind as u64) << 8
-            | (options.state_layout as u64) << 12
-            | (options.head_map as u64) << 14
-            | (self.formulation as u64) << 16
-            // On a GPU without clusters, a chosen formulation may differ from a named one: see `check_on`.
-            | u64::from(options.formulation == Formulation::Auto) << 19
-            | activation(conv.map(|conv| conv.activation)) << 20
-            | activation(self.norm.map(|norm| norm.activation)) << 24
-            | variant.map_or(u64::from(u32::MAX), |entry| entry as u64) << 32;
-        let norm_eps = self.norm.map(|norm| norm.eps);
-        let switches: [u64; SWITCHES] = [
-            flags,
-            bits(gates.lower_bound) << 32 | u64::from(gates.beta_scale.to_bits()),
-            bits(options.scale) << 32 | u64::from(options.null_slot.unwrap_or(0)),
-            bits(norm_eps),
-            conv.map_or(0, |conv| conv.heads as u64),
+        let activation = |one: Activation| 1 + one as u32;
+        let (scale, null_slot) = (options.scale, options.null_slot);
+        // The choice of `Formulation::Auto` follows from the tensors and the other switches.
+        let of_options = [
+            options.state_layout as u8,
+            options.head_map as u8,
+            options.qk_l2norm.into(),
+            options.formulation as u8,
+        ];
+        // Each flag uses the bits up to the next one. Only a kind of gates with a lower bound has one.
+        let flags = u32::from(gates.per_channel)
+            | u32::from(gates.beta_logit) << 1
+            | u32::from(self.read_only) << 2
+            | u32::from(scale.is_some()) << 3
+            | u32::from(null_slot.is_some()) << 4
+            | (gates.kind as u32) << 5
+            | variant.map_or(u32::from(u16::MAX), |entry| entry as u32) << 16;
+        let (mut activations, mut eps, mut heads) = (0, 0, 0);
+        if let Some(conv) = self.conv {
+            (activations, heads) = (activation(conv.activation), conv.heads as u64);
+        }
+        if let Some(norm) = self.norm {
+            activations |= activation(norm.activation) << 8;
+            eps = norm.eps.to_bits();
+        }
+        [
+            two(flags, u32::from_ne_bytes(of_options)),
+            two(
+                gates.lower_bound.map_or(0, f32::to_bits),
+                gates.beta_scale.to_bits(),
+            ),
+            two(scale.map_or(0, f32::to_bits), null_slot.unwrap_or(0)),
+            two(activations, eps),
+            heads,
             self.max_tokens as u64,
             self.checkpoint_every as u64,
             self.pending.map_or(0, |pending| pending.most as u64),
-        ];
-        switches
+        ]
     }
 
     /// Every tensor with its name. `None` for those that are not given.
@@ -347,20 +357,8 @@ impl<'a> Request<'a> {
         check_memory(memory, &self.tensors(), |at| self.writes(Argument::ALL[at]))
     }
 
-    /// The sort of launch, as far as it is known before a check.
-    pub(super) fn sort(&self) -> Sort {
-        let o = self.given[Argument::O as usize];
-        let is_one = o.and_then(|o| o.dims().get(1)) == Some(&1);
-        if self.is_chunked() {
-            Sort::Prefill
-        } else if is_one && self.stored.is_none() && !self.has(Argument::CuSeqlens) {
-            Sort::Decode
-        } else {
-            Sort::Other
-        }
-    }
-
     /// Says whether the request is a prefill.
+    #[inline(always)]
     pub(crate) fn is_chunked(&self) -> bool {
         self.formulation == Formulation::Chunked
     }
@@ -400,7 +398,7 @@ impl<'a> Request<'a> {
     }
 
     /// Addresses and sizes, as a launch takes them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn params(&self) -> &LayerParams {
         &self.params
     }

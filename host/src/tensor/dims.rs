@@ -11,6 +11,7 @@ use crate::error::Error;
 pub const MAX_DIMS: usize = 5;
 
 /// Up to [`MAX_DIMS`] numbers, one for each dim: the dims themselves, or strides in elements.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     /// 0 behind the last.
@@ -43,6 +44,12 @@ impl Dims {
         };
         head.copy_from_slice(values);
         Ok(dims)
+    }
+
+    /// The number of a dim; 0 if there is no such dim.
+    #[inline(always)]
+    pub(crate) const fn or_zero(&self, dim: usize) -> usize {
+        self.values[dim]
     }
 
     /// Strides of a contiguous tensor of these dims; [`Error::Range`] where they overflow.

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use bytemuck::NoUninit;
+
 /// Element type of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, NoUninit)]
 pub enum DType {
     /// 32-bit float.
     F32,

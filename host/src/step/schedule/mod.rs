@@ -7,8 +7,6 @@ mod shapes;
 pub(crate) use parameter::Parameter;
 pub(crate) use shapes::WHOLE_BYTES;
 
-use std::convert::Infallible;
-
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::prefill::ALL_CHUNKS;
 use gated_delta_kernels::step::PrefillParams;
@@ -49,6 +47,7 @@ pub(crate) struct Launch<T> {
 
 impl<T> Launch<T> {
     /// Writes the launch's own fields into the parameter of a prefill.
+    #[inline(always)]
     pub fn say(&self, params: &mut PrefillParams) {
         let Segment { first, end } = self.segment;
         (params.first_chunk, params.end_chunk) = (first, end);
@@ -139,19 +138,24 @@ impl<T: Copy> Launches<T> {
         }
     }
 
-    /// Calls `f` with each launch in order, until the first error.
-    pub fn try_each<E>(&self, mut f: impl FnMut(Launch<T>) -> Result<(), E>) -> Result<(), E> {
+    /// All launches in order, without an allocation.
+    pub fn sequence(&self) -> Sequence<T> {
+        let mut all = [None; MOST_LAUNCHES];
+        let mut places = all.iter_mut();
         let has_singles = self.beside.single.is_some();
         let mut launch = |of: T, shape: LaunchShape, segment: Segment| {
-            f(Launch {
+            let launch = Launch {
                 of,
                 shape,
                 segment,
                 has_singles,
-            })
+            };
+            if let Some(place) = places.next() {
+                *place = Some(launch);
+            }
         };
         if let Some((of, shape)) = self.beside.convolve {
-            launch(of, shape, Segment::ALL)?;
+            launch(of, shape, Segment::ALL);
         }
         let (main, overlaps) = (self.main, self.main.1.overlaps);
         let mut segment = Segment::ALL;
@@ -159,33 +163,26 @@ impl<T: Copy> Launches<T> {
             let next = self.cuts.firsts.get(cut).copied().unwrap_or(0);
             segment.end = if next == 0 { ALL_CHUNKS } else { next };
             if let Some((of, shape)) = self.beside.prepare {
-                launch(of, self.cuts.shape_of(shape, segment, overlaps), segment)?;
+                launch(of, self.cuts.shape_of(shape, segment, overlaps), segment);
             }
-            launch(main.0, main.1, segment)?;
+            launch(main.0, main.1, segment);
             if next == 0 {
                 break;
             }
             segment.first = next;
         }
         if let Some((of, shape)) = self.beside.single {
-            launch(of, shape, Segment::ALL)?;
+            launch(of, shape, Segment::ALL);
         }
         if let Some((of, shape)) = self.beside.finish {
-            launch(of, shape, Segment::ALL)?;
+            launch(of, shape, Segment::ALL);
         }
-        Ok(())
+        Sequence { all }
     }
 
     /// All launches in order.
     pub fn in_order(&self) -> Vec<Launch<T>> {
-        let mut all = Vec::new();
-        let pushed = self.try_each(|launch| {
-            all.push(launch);
-            Ok::<_, Infallible>(())
-        });
-        match pushed {
-            Ok(()) => all,
-        }
+        self.sequence().iter().copied().collect()
     }
 
     /// The same launches, with each entry replaced by the result of `f`.
@@ -207,6 +204,24 @@ impl<T: Copy> Launches<T> {
             main: with(self.main)?,
             cuts: self.cuts,
         })
+    }
+}
+
+/// Largest number of launches of a request: two for each segment, and three beside them.
+const MOST_LAUNCHES: usize = 2 * MOST_SEGMENTS + 3;
+
+/// Launches in order, ready to be enqueued one after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sequence<T> {
+    /// `None` behind the last.
+    all: [Option<Launch<T>>; MOST_LAUNCHES],
+}
+
+impl<T> Sequence<T> {
+    /// The launches.
+    #[inline(always)]
+    pub fn iter(&self) -> impl Iterator<Item = &Launch<T>> {
+        self.all.iter().map_while(Option::as_ref)
     }
 }
 

@@ -35,22 +35,18 @@ impl Parameter {
 impl Request<'_> {
     /// The parameter of the request's launches.
     pub(crate) fn parameter(&self) -> Parameter {
-        let params = *self.params();
         match self.pending {
-            _ if self.is_chunked() => Parameter::Prefill(self.prefill_params(params)),
-            Some(pending) => Parameter::Deferred(self.deferred_params(params, pending)),
-            None => Parameter::Layer(params),
+            _ if self.is_chunked() => Parameter::Prefill(self.prefill_params()),
+            Some(pending) => Parameter::Deferred(self.deferred_params(pending)),
+            None => Parameter::Layer(self.params),
         }
     }
 
     /// The parameter of kernels with deferred write-back. It begins with the parameter of other kernels.
-    pub(crate) fn deferred_params(
-        &self,
-        layer: LayerParams,
-        pending: &Pending<'_>,
-    ) -> DeferredParams {
+    #[inline]
+    pub(crate) fn deferred_params(&self, pending: &Pending<'_>) -> DeferredParams {
         DeferredParams {
-            layer,
+            layer: self.params,
             keys: pending.keys.address(),
             updates: pending.updates.address(),
             decays: pending.decays.address(),
@@ -61,20 +57,24 @@ impl Request<'_> {
     }
 
     /// The parameter of a prefill's kernels. It begins with the parameter of other kernels.
-    pub(crate) fn prefill_params(&self, layer: LayerParams) -> PrefillParams {
+    #[inline]
+    pub(crate) fn prefill_params(&self) -> PrefillParams {
         use Argument as A;
         if !self.is_chunked() {
             return PrefillParams {
-                layer,
+                layer: self.params,
                 end_chunk: ALL_CHUNKS,
                 ..Zeroable::zeroed()
             };
         }
         let is_packed = self.has(A::CuSeqlens);
-        let size = |dims: &[usize], dim: usize| dims.get(dim).map_or(0, |&size| size as u32);
-        let row = |argument: A| match self.tensor(argument) {
-            Some(tensor) if !is_packed => size(tensor.strides(), 0),
-            _ => 0,
+        let row = |argument: A| {
+            let tensor = self.tensor(argument);
+            tensor.map_or(0, |tensor| tensor.strides().or_zero(0) as u32)
+        };
+        let [q_row, k_row, v_row, o_row, g_row, b_row, x_row, z_row] = match is_packed {
+            true => [0; 8],
+            false => [A::Q, A::K, A::V, A::O, A::Gate, A::Beta, A::X, A::Z].map(row),
         };
         let (slots, rows) = (self.tensor(A::CheckpointSlots), self.batch());
         PrefillParams {
@@ -85,23 +85,23 @@ impl Request<'_> {
             tokens: match is_packed {
                 true if self.promises_short_rows() => CHUNK,
                 true => u32::MAX,
-                false => self.tensor(A::O).map_or(0, |o| size(o.dims(), 1)),
+                false => self.tensor(A::O).map_or(0, |o| o.dims().or_zero(1) as u32),
             },
-            checkpoints: slots.map_or(0, |slots| size(slots.dims(), 1)),
-            checkpoint_slots_row: slots.map_or(0, |slots| size(slots.strides(), 0)),
-            q_row: row(A::Q),
-            k_row: row(A::K),
-            v_row: row(A::V),
-            o_row: row(A::O),
-            g_row: row(A::Gate),
-            b_row: row(A::Beta),
-            x_row: row(A::X),
-            z_row: row(A::Z),
+            checkpoints: slots.map_or(0, |slots| slots.dims().or_zero(1) as u32),
+            checkpoint_slots_row: slots.map_or(0, |slots| slots.strides().or_zero(0) as u32),
+            q_row,
+            k_row,
+            v_row,
+            o_row,
+            g_row,
+            b_row,
+            x_row,
+            z_row,
             first_chunk: 0,
             end_chunk: ALL_CHUNKS,
             turns: rows,
             has_singles: 0,
-            layer,
+            layer: self.params,
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::shapes::{Named, range};
 use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
+use crate::tensor::Tensor;
 
 /// Largest number of segments of a prompt.
 pub(crate) const MOST_SEGMENTS: usize = 8;
@@ -157,18 +158,20 @@ impl Problem {
         lengths: &Lengths,
         workspace: Option<Named<'_>>,
     ) -> Result<(), Error> {
+        let workspace = workspace.map(|workspace| workspace.tensor);
         check_workspace(self.workspace_bytes(lengths), workspace)
     }
 }
 
 /// Checks that the workspace has at least `wanted` bytes, if that is not 0.
-pub fn check_workspace(wanted: u64, workspace: Option<Named<'_>>) -> Result<(), Error> {
+#[inline]
+pub fn check_workspace(wanted: u64, workspace: Option<&Tensor<'_>>) -> Result<(), Error> {
     if wanted == 0 {
         return Ok(());
     }
     let bytes = workspace.map(|workspace| {
-        let mut bytes = workspace.tensor.dtype().size_of();
-        for &dim in &workspace.tensor.dims()[..] {
+        let mut bytes = workspace.dtype().size_of();
+        for &dim in &workspace.dims()[..] {
             bytes *= dim;
         }
         bytes as u64

@@ -112,7 +112,7 @@ fn nothing_that_is_compiled_varies_with_lengths() {
 
 #[test]
 fn everything_of_a_prefill_arrives() {
-    let params = |step: &Gdn<'_>| step.request().prefill_params(step.params());
+    let params = |step: &Gdn<'_>| step.request().prefill_params();
     let step = full();
     let p = params(&step);
     assert_eq!((p.rows, p.tokens, p.checkpoints), (2, 300, 3));
@@ -153,7 +153,7 @@ fn everything_of_a_prefill_arrives() {
     ));
     assert_eq!(params(&step).x_row, 9000);
     // A step that is no prefill has zeros in these fields.
-    let p = gdn().request().prefill_params(gdn().params());
+    let p = gdn().request().prefill_params();
     assert_eq!((p.rows, p.tokens, p.q_row, p.workspace), (0, 0, 0, 0));
 }
 

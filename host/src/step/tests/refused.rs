@@ -22,7 +22,7 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
     };
     let switches = request.switches(None);
     let launches = Launches::alone(RawFunction::NULL, shape);
-    last.remember(switches, request.present(), launches);
+    last.remember(switches, request.present(), launches.sequence());
     assert!(last.recall(&switches, request.present(), |_| ()).is_some());
     change(&mut args);
     let request = args.request();
