@@ -128,12 +128,19 @@ fn arm(
         "any" => "_",
         _ => return None,
     };
-    let (of_state, states) = match state {
-        "bf16" => ("DType::Bf16", format!("{layout}_{state}_")),
-        "f32" => ("DType::F32", format!("{layout}_{state}_")),
-        "any" => ("_", String::new()),
+    let (of_state, element) = match state {
+        "bf16" => ("DType::Bf16", "bf16_"),
+        "f32" => ("DType::F32", "f32_"),
+        "any" => ("_", ""),
         _ => return None,
     };
+    // Where a load-time constant decides, a name says nothing.
+    let of_names = match state {
+        "any" => String::new(),
+        "f32" if family.ends_with("parallel") => String::new(),
+        _ => format!("{layout}_"),
+    };
+    let states = of_names + element;
     let (k, v) = dims
         .strip_prefix('k')?
         .split_once('v')
@@ -161,7 +168,7 @@ fn pattern(name: &str) -> Option<String> {
     let (mut form, mut layer, mut deferred) = ("Decode", false, false);
     for word in name.split('_') {
         match word {
-            "gdn" | "kda" | "decode" | "prefill" => {}
+            "gdn" | "kda" | "prefill" => {}
             "layer" => layer = true,
             "deferred" => deferred = true,
             "mtp" | "recurrent" => form = "Recurrent",

@@ -217,8 +217,7 @@ impl Cell {
     /// Whether the operator has such a launch.
     #[must_use]
     pub fn exists(&self) -> bool {
-        let parallel = self.state != DType::F32
-            && self.layout == StateLayout::KLast
+        let parallel = (self.state == DType::F32 || self.layout == StateLayout::KLast)
             && self.tokens <= 8
             && (self.dim == 128 || self.op.operator() == Operator::Gdn)
             && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gated_delta::{DType, Formulation, StateLayout};
 use gated_delta_harness::arguments::Operator;
 
-use crate::cell::{Cell, Mode, Op};
+use crate::cell::{Cell, Mode};
 use crate::record::Row;
 
 /// Variants within this ratio of the best of a batch size count as equally good, so that a table has no more rows than necessary.
@@ -197,7 +197,6 @@ fn kind(cell: &Cell) -> String {
         (true, false, Operator::Kda) => "kda_recurrent_parallel",
         (false, true, _) if cell.tokens == 1 => "layer",
         (false, true, _) => "layer_mtp",
-        (false, false, _) if cell.op == Op::GdnDecode => "gdn_decode",
         (false, false, _) => "recurrent",
     };
     let layout = match cell.layout {
@@ -217,7 +216,7 @@ fn kind(cell: &Cell) -> String {
         Mode::Verify if is_parallel => " verify",
         Mode::Resume if is_parallel => " resume",
         _ if is_parallel => " update|commit",
-        _ if family == "recurrent" && operator == Operator::Kda && is_decode => " decode",
+        _ if family == "recurrent" && is_decode => " decode",
         _ => "",
     };
     format!("{of} {family} {layout} {state} {dims}{condition}")

@@ -157,7 +157,6 @@ fn model(entry: Entry, operator: Operator, dim: usize) -> Model {
 /// Operator, mode and T of the steps of a kernel family.
 fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode, usize)> {
     let op = match (operator, family) {
-        (_, Family::DECODE) => Op::GdnDecode,
         (Operator::Gdn, Family { layer: true, .. }) => Op::GdnLayer,
         (Operator::Kda, Family { layer: true, .. }) => Op::KdaLayer,
         (Operator::Gdn, _) => Op::GdnMtp,
@@ -181,8 +180,12 @@ fn steps((family, operator): (Family, Operator), round: usize) -> Vec<(Op, Mode,
         .iter()
         .flat_map(|&mode| tokens.iter().map(move |&tokens| (op, mode, tokens)))
         .collect();
-    if round > 0 && op == Op::KdaRecurrent {
-        steps.push((op, Mode::Update, 1));
+    match op {
+        Op::KdaRecurrent if round > 0 => steps.push((op, Mode::Update, 1)),
+        Op::GdnMtp if round > 0 && family == Family::RECURRENT => {
+            steps.push((Op::GdnDecode, Mode::Update, 1));
+        }
+        _ => {}
     }
     steps
 }

@@ -33,7 +33,7 @@ fn cell(batch: usize) -> Cell {
 fn row(cell: Cell, variant: &str, micros: f64) -> Row {
     Row {
         cell,
-        variant: format!("gdn_decode_klast_bf16_k128_{variant}"),
+        variant: format!("recurrent_klast_bf16_k128_{variant}"),
         selected: true,
         micros: Micros {
             median: micros,
@@ -256,7 +256,7 @@ fn what_to_select_has_as_few_rows_as_are_good() {
     ]
     .concat();
     let text = advice(&rows);
-    let wanted = "\ngdn gdn_decode klast bf16 k128  512:tile16 *:tile32\n";
+    let wanted = "\ngdn recurrent klast bf16 k128 decode  512:tile16 *:tile32\n";
     assert!(text.contains(wanted), "{text}");
     assert!(
         text.contains("at worst 1.005 (qwen3-next update T=1 B=4)"),
@@ -284,7 +284,11 @@ fn what_to_select_is_said_under_the_names_of_its_table() {
         ..cell
     };
     for (cell, name) in [
-        (gdn(Mode::Snapshots, 1), "gdn recurrent klast bf16 k128"),
+        (
+            gdn(Mode::Snapshots, 1),
+            "gdn recurrent klast bf16 k128 decode",
+        ),
+        (gdn(Mode::Update, 4), "gdn recurrent klast bf16 k128"),
         (kda(Mode::Update, 1), "kda recurrent klast bf16 k128 decode"),
         (kda(Mode::Commit, 1), "kda recurrent klast bf16 k128"),
         (kda(Mode::Update, 4), "kda recurrent klast bf16 k128"),

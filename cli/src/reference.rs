@@ -83,7 +83,8 @@ pub fn truth(problem: &Problem) -> Result<Truth, Error> {
 /// # Errors
 /// The errors of [`truth`].
 pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth, Allowed), Error> {
-    let tolerance = Tolerance::from(problem.formulation()?);
+    let state = problem.tensor("state")?.dtype();
+    let tolerance = Tolerance::from(problem.formulation()?).on(state.into());
     Values::of(problem).with(problem, |step, values| {
         if problem.has_pending() {
             let (after, allowed) = judge_deferred(

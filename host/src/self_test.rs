@@ -210,7 +210,7 @@ impl Results<'_> {
     }
 
     fn tolerance(&self) -> Tolerance {
-        launch::formulation(self.case).into()
+        Tolerance::from(launch::formulation(self.case)).on(self.case.kind.state.into())
     }
 
     fn outputs(&self) -> Result<f64, String> {

@@ -1,8 +1,9 @@
 //! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
 //!
-//! Symbols read kernel, layout and state dtype (not of a prefill, where both are load-time constants), dims (`k128` where
-//! V = K, `k96v192` where they differ), tile, warps of a block where two entries share a tile, `alone` where these are in
-//! clusters and it is not, and `mma` where these multiply by warpgroups and it does by warps. A line makes the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
+//! Symbols read kernel, layout and state dtype (unless they are load-time constants: both in a prefill, the layout of f32 states in a
+//! parallel step), dims (`k128` if V = K, else `k96v192`), tile, warps of a block if two entries share a tile, `alone` for an entry
+//! without clusters if another has clusters, and `mma` for products by warps if another entry multiplies by warpgroups. A line makes the
+//! PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::constants::Constants;
 use crate::kernels;
@@ -16,23 +17,6 @@ use crate::state::{B16, F32};
 macro_rules! for_each_entry {
     ($callback:ident) => {
         $callback! {
-            gdn_decode_klast_bf16_k64_tile16 = gdn_decode::KLast<B16, 64, 64, 1, 128>;
-            gdn_decode_klast_bf16_k64_tile32 = gdn_decode::KLast<B16, 64, 64, 4, 64>;
-            gdn_decode_klast_bf16_k128_tile16 = gdn_decode::KLast<B16, 128, 128, 2, 128>;
-            gdn_decode_klast_bf16_k128_tile16_warps2 = gdn_decode::KLast<B16, 128, 128, 4, 64>;
-            gdn_decode_klast_f32_k64_tile8 = gdn_decode::KLast<F32, 64, 64, 2, 32>;
-            gdn_decode_klast_f32_k64_tile16 = gdn_decode::KLast<F32, 64, 64, 1, 128>;
-            gdn_decode_klast_f32_k128_tile4 = gdn_decode::KLast<F32, 128, 128, 2, 32>;
-            gdn_decode_klast_f32_k128_tile8 = gdn_decode::KLast<F32, 128, 128, 1, 128>;
-            gdn_decode_vlast_bf16_k64_tile32 = gdn_decode::VLast<B16, 64, 64, 4, 2>;
-            gdn_decode_vlast_bf16_k64_tile64 = gdn_decode::VLast<B16, 64, 64, 8, 4>;
-            gdn_decode_vlast_bf16_k128_tile32 = gdn_decode::VLast<B16, 128, 128, 4, 4>;
-            gdn_decode_vlast_bf16_k128_tile64 = gdn_decode::VLast<B16, 128, 128, 8, 8>;
-            gdn_decode_vlast_bf16_k128_tile128 = gdn_decode::VLast<B16, 128, 128, 16, 8>;
-            gdn_decode_vlast_f32_k64_tile32 = gdn_decode::VLast<F32, 64, 64, 4, 2>;
-            gdn_decode_vlast_f32_k64_tile64 = gdn_decode::VLast<F32, 64, 64, 8, 2>;
-            gdn_decode_vlast_f32_k128_tile32 = gdn_decode::VLast<F32, 128, 128, 4, 2>;
-            gdn_decode_vlast_f32_k128_tile64 = gdn_decode::VLast<F32, 128, 128, 8, 2>;
             recurrent_klast_bf16_k64_tile16 = recurrent::KLast<Either, B16, 64, 64, 1, 128>;
             recurrent_klast_bf16_k64_tile32 = recurrent::KLast<Either, B16, 64, 64, 4, 64>;
             recurrent_klast_bf16_k128_tile16 = recurrent::KLast<Either, B16, 128, 128, 2, 128>;
@@ -41,20 +25,29 @@ macro_rules! for_each_entry {
             recurrent_klast_f32_k64_tile32 = recurrent::KLast<Either, F32, 64, 64, 2, 128>;
             recurrent_klast_f32_k128_tile16 = recurrent::KLast<Either, F32, 128, 128, 2, 128>;
             recurrent_klast_f32_k128_tile16_warps2 = recurrent::KLast<Either, F32, 128, 128, 4, 64>;
-            gdn_mtp_parallel_klast_bf16_k64_tile32 = gdn_mtp::Parallel<PerHead, 64, 64, 2, 1>;
-            gdn_mtp_parallel_klast_bf16_k64_tile64 = gdn_mtp::Parallel<PerHead, 64, 64, 4, 1>;
-            gdn_mtp_parallel_klast_bf16_k64_tile64_warps2 = gdn_mtp::Parallel<PerHead, 64, 64, 2, 2>;
-            gdn_mtp_parallel_klast_bf16_k128_tile32 = gdn_mtp::Parallel<PerHead, 128, 128, 2, 1>;
-            gdn_mtp_parallel_klast_bf16_k128_tile64 = gdn_mtp::Parallel<PerHead, 128, 128, 4, 1>;
-            gdn_mtp_parallel_klast_bf16_k128_tile64_warps2 = gdn_mtp::Parallel<PerHead, 128, 128, 2, 2>;
-            gdn_mtp_parallel_klast_bf16_k128_tile128 = gdn_mtp::Parallel<PerHead, 128, 128, 4, 2>;
+            gdn_mtp_parallel_klast_bf16_k64_tile32 = gdn_mtp::Parallel<PerHead, B16, 64, 64, 2, 1>;
+            gdn_mtp_parallel_klast_bf16_k64_tile64 = gdn_mtp::Parallel<PerHead, B16, 64, 64, 4, 1>;
+            gdn_mtp_parallel_klast_bf16_k64_tile64_warps2 = gdn_mtp::Parallel<PerHead, B16, 64, 64, 2, 2>;
+            gdn_mtp_parallel_klast_bf16_k128_tile32 = gdn_mtp::Parallel<PerHead, B16, 128, 128, 2, 1>;
+            gdn_mtp_parallel_klast_bf16_k128_tile64 = gdn_mtp::Parallel<PerHead, B16, 128, 128, 4, 1>;
+            gdn_mtp_parallel_klast_bf16_k128_tile64_warps2 = gdn_mtp::Parallel<PerHead, B16, 128, 128, 2, 2>;
+            gdn_mtp_parallel_klast_bf16_k128_tile128 = gdn_mtp::Parallel<PerHead, B16, 128, 128, 4, 2>;
+            gdn_mtp_parallel_f32_k64_tile64 = gdn_mtp::Parallel<PerHead, F32, 64, 64, 4, 1>;
+            gdn_mtp_parallel_f32_k128_tile32 = gdn_mtp::Parallel<PerHead, F32, 128, 128, 2, 1>;
+            gdn_mtp_parallel_f32_k128_tile64 = gdn_mtp::Parallel<PerHead, F32, 128, 128, 4, 1>;
+            gdn_mtp_parallel_f32_k128_tile128 = gdn_mtp::Parallel<PerHead, F32, 128, 128, 8, 1>;
             recurrent_klast_f32_k128_tile8 = recurrent::KLast<Either, F32, 128, 128, 1, 128>;
-            kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<PerChannel, 128, 128, 4, 1>;
-            kda_recurrent_parallel_klast_bf16_k128_tile128 = kda_recurrent::Parallel<PerChannel, 128, 128, 4, 2>;
+            kda_recurrent_parallel_klast_bf16_k128_tile64 = kda_recurrent::Parallel<PerChannel, B16, 128, 128, 4, 1>;
+            kda_recurrent_parallel_klast_bf16_k128_tile128 = kda_recurrent::Parallel<PerChannel, B16, 128, 128, 4, 2>;
+            kda_recurrent_parallel_f32_k128_tile64 = kda_recurrent::Parallel<PerChannel, F32, 128, 128, 4, 1>;
             recurrent_vlast_bf16_k64_tile32 = recurrent::VLast<Either, B16, 64, 64, 4, 4>;
+            recurrent_vlast_bf16_k64_tile64 = recurrent::VLast<Either, B16, 64, 64, 8, 4>;
             recurrent_vlast_bf16_k128_tile32 = recurrent::VLast<Either, B16, 128, 128, 4, 4>;
             recurrent_vlast_bf16_k128_tile64 = recurrent::VLast<Either, B16, 128, 128, 8, 4>;
+            recurrent_vlast_bf16_k128_tile64_warps4 = recurrent::VLast<Either, B16, 128, 128, 8, 8>;
+            recurrent_vlast_bf16_k128_tile128 = recurrent::VLast<Either, B16, 128, 128, 16, 8>;
             recurrent_vlast_f32_k64_tile32 = recurrent::VLast<Either, F32, 64, 64, 4, 4>;
+            recurrent_vlast_f32_k64_tile64 = recurrent::VLast<Either, F32, 64, 64, 8, 2>;
             recurrent_vlast_f32_k128_tile32 = recurrent::VLast<Either, F32, 128, 128, 4, 4>;
             recurrent_vlast_f32_k128_tile64 = recurrent::VLast<Either, F32, 128, 128, 8, 4>;
             deferred_klast_bf16_k64_tile64 = deferred::KLast<Either, B16, 64, 64, 4, 8, 128>;
@@ -113,26 +106,25 @@ macro_rules! for_each_entry {
             layer_mtp_vlast_f32_k128_tile32 = layer_mtp::VLast<Either, F32, 128, 128, 32, 4, 4, 256, 1>;
             layer_mtp_vlast_f32_k128_tile64 = layer_mtp::VLast<Either, F32, 128, 128, 64, 4, 4, 128, 1>;
             layer_mtp_vlast_f32_k128_tile128 = layer_mtp::VLast<Either, F32, 128, 128, 128, 4, 4, 128, 1>;
-            gdn_layer_parallel_klast_bf16_k64_tile32 = layer_mtp::Parallel<PerHead, 64, 64, 2, 1, true>;
-            gdn_layer_parallel_klast_bf16_k64_tile64 = layer_mtp::Parallel<PerHead, 64, 64, 4, 1, true>;
-            gdn_layer_parallel_klast_bf16_k64_tile64_alone = layer_mtp::Parallel<PerHead, 64, 64, 4, 1, false>;
-            gdn_layer_parallel_klast_bf16_k128_tile64 = layer_mtp::Parallel<PerHead, 128, 128, 4, 1, true>;
-            gdn_layer_parallel_klast_bf16_k128_tile128 = layer_mtp::Parallel<PerHead, 128, 128, 4, 2, true>;
-            gdn_layer_parallel_klast_bf16_k128_tile128_alone = layer_mtp::Parallel<PerHead, 128, 128, 4, 2, false>;
-            gdn_layer_parallel_klast_bf16_k128_tile128_warps8 = layer_mtp::Parallel<PerHead, 128, 128, 8, 1, true>;
-            gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone = layer_mtp::Parallel<PerHead, 128, 128, 8, 1, false>;
-            kda_layer_parallel_klast_bf16_k128_tile64 = layer_mtp::Parallel<PerChannel, 128, 128, 4, 1, true>;
-            kda_layer_parallel_klast_bf16_k128_tile128_alone = layer_mtp::Parallel<PerChannel, 128, 128, 4, 2, false>;
-            kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = layer_mtp::Parallel<PerChannel, 128, 128, 8, 1, false>;
-            gdn_decode_klast_bf16_k96v192_tile32 = gdn_decode::KLast<B16, 96, 192, 2, 64, 3>;
-            gdn_decode_klast_f32_k96v192_tile8 = gdn_decode::KLast<F32, 96, 192, 1, 32, 3>;
-            gdn_decode_klast_f32_k96v192_tile16 = gdn_decode::KLast<F32, 96, 192, 1, 64, 3>;
-            gdn_decode_vlast_bf16_k96v192_tile32 = gdn_decode::VLast<B16, 96, 192, 4, 4>;
-            gdn_decode_vlast_bf16_k96v192_tile64 = gdn_decode::VLast<B16, 96, 192, 8, 8>;
-            gdn_decode_vlast_f32_k96v192_tile32 = gdn_decode::VLast<F32, 96, 192, 4, 2>;
+            gdn_layer_parallel_klast_bf16_k64_tile64 = layer_mtp::Parallel<PerHead, B16, 64, 64, 4, 1, true>;
+            gdn_layer_parallel_klast_bf16_k64_tile64_alone = layer_mtp::Parallel<PerHead, B16, 64, 64, 4, 1, false>;
+            gdn_layer_parallel_klast_bf16_k128_tile64 = layer_mtp::Parallel<PerHead, B16, 128, 128, 4, 1, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128 = layer_mtp::Parallel<PerHead, B16, 128, 128, 4, 2, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_alone = layer_mtp::Parallel<PerHead, B16, 128, 128, 4, 2, false>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_warps8 = layer_mtp::Parallel<PerHead, B16, 128, 128, 8, 1, true>;
+            gdn_layer_parallel_klast_bf16_k128_tile128_warps8_alone = layer_mtp::Parallel<PerHead, B16, 128, 128, 8, 1, false>;
+            gdn_layer_parallel_f32_k64_tile64 = layer_mtp::Parallel<PerHead, F32, 64, 64, 4, 1, true>;
+            gdn_layer_parallel_f32_k128_tile64 = layer_mtp::Parallel<PerHead, F32, 128, 128, 4, 1, true>;
+            gdn_layer_parallel_f32_k128_tile128 = layer_mtp::Parallel<PerHead, F32, 128, 128, 8, 1, true>;
+            gdn_layer_parallel_f32_k128_tile128_alone = layer_mtp::Parallel<PerHead, F32, 128, 128, 8, 1, false>;
+            kda_layer_parallel_f32_k128_tile64 = layer_mtp::Parallel<PerChannel, F32, 128, 128, 4, 1, true>;
+            kda_layer_parallel_klast_bf16_k128_tile64 = layer_mtp::Parallel<PerChannel, B16, 128, 128, 4, 1, true>;
+            kda_layer_parallel_klast_bf16_k128_tile128_alone = layer_mtp::Parallel<PerChannel, B16, 128, 128, 4, 2, false>;
+            kda_layer_parallel_klast_bf16_k128_tile128_warps8_alone = layer_mtp::Parallel<PerChannel, B16, 128, 128, 8, 1, false>;
             recurrent_klast_bf16_k96v192_tile32 = recurrent::KLast<PerHead, B16, 96, 192, 2, 64, 3>;
             recurrent_klast_f32_k96v192_tile16 = recurrent::KLast<PerHead, F32, 96, 192, 1, 64, 3>;
             recurrent_vlast_bf16_k96v192_tile32 = recurrent::VLast<PerHead, B16, 96, 192, 4, 4>;
+            recurrent_vlast_bf16_k96v192_tile64 = recurrent::VLast<PerHead, B16, 96, 192, 8, 8>;
             recurrent_vlast_f32_k96v192_tile32 = recurrent::VLast<PerHead, F32, 96, 192, 4, 4>;
             layer_klast_bf16_k96v192_tile32 = layer::KLast<PerHead, B16, 96, 192, 2, 64, 3>;
             layer_klast_bf16_k96v192_tile192 = layer::WholeKLast<PerHead, B16, 96, 192, 1, 256, 3, 3>;
@@ -389,6 +381,7 @@ fields! {
     block: u32 = block;
     min_blocks_per_sm: u32 = min_blocks_per_sm;
     min_blocks_by_constant: bool = min_blocks_by_constant;
+    one_block_before_hopper: bool = one_block_before_hopper;
     tiles: u32 = tiles;
     makes_pairs: bool = makes_pairs;
     max_heads: u32 = max_heads;
@@ -417,13 +410,14 @@ unsafe fn simulate<Body: Kernel>(params: &[u8]) {
 mod tests {
     use super::Entry;
     use crate::constants::Element;
-    use crate::launch::{Computes, Family, Form, Layout, Stage, States};
+    use crate::launch::{Computes, Family, Form, Layout, Stage};
 
     /// The symbol that the table should give an entry, but for the warps of its block.
     fn symbol(entry: Entry, computes: Computes) -> String {
         let Computes {
             family,
-            states,
+            layout,
+            element,
             k,
             v,
             ..
@@ -431,7 +425,6 @@ mod tests {
         let deferred = if family.deferred { "deferred_" } else { "" };
         let layer = if family.layer { "layer_" } else { "" };
         let form = match family.form {
-            Form::Decode if !family.layer && !family.deferred => "decode",
             Form::Decode => "",
             Form::Recurrent if family.layer => "mtp",
             Form::Recurrent => "recurrent",
@@ -454,18 +447,16 @@ mod tests {
         };
         let name = format!("{operator}{deferred}{layer}{form}");
         let name = name.trim_end_matches('_');
-        let states = states.map_or(String::new(), |States { layout, element }| {
-            let layout = match layout {
-                Layout::KLast => "klast",
-                Layout::VLast => "vlast",
-            };
-            let element = match element {
-                Element::F32 => "f32",
-                Element::Bf16 => "bf16",
-                Element::F16 => "f16",
-            };
-            format!("{layout}_{element}_")
+        let layout = layout.map_or("", |layout| match layout {
+            Layout::KLast => "klast_",
+            Layout::VLast => "vlast_",
         });
+        let element = element.map_or("", |element| match element {
+            Element::F32 => "f32_",
+            Element::Bf16 => "bf16_",
+            Element::F16 => "f16_",
+        });
+        let states = format!("{layout}{element}");
         let dims = if k == v {
             format!("k{k}")
         } else {

@@ -33,6 +33,9 @@ pub struct Description {
     /// Whether a load-time constant says so instead ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)): where narrow
     /// accesses, the dtype of tokens or the layout of states take more registers.
     pub min_blocks_by_constant: bool,
+    /// Whether one block of a multiprocessor is said to be enough on machines before Hopper, where the assembler would spill for a second
+    /// one unasked.
+    pub one_block_before_hopper: bool,
     /// Blocks that share one head's state.
     pub tiles: u32,
     /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
@@ -81,6 +84,7 @@ impl Description {
             block_per_head: false,
             min_blocks_per_sm: 0,
             min_blocks_by_constant: false,
+            one_block_before_hopper: false,
             tiles: 1,
             makes_pairs: false,
             max_heads: 1,
@@ -117,8 +121,10 @@ pub struct Computes {
     pub family: Family,
     /// Whether each key channel has its own decay: KDA's; GDN's is one of a value head. `None`: either, by a load-time constant.
     pub per_channel: Option<bool>,
-    /// Its states; `None`: any, by load-time constants, or none.
-    pub states: Option<States>,
+    /// Layout of its states; `None`: either, by a load-time constant, or no states.
+    pub layout: Option<Layout>,
+    /// Elements of its states: bf16 where they may be f16 too; `None`: any, by load-time constants, or no states.
+    pub element: Option<Element>,
     /// Head dim of q and k.
     pub k: u32,
     /// Head dim of v and o.
@@ -226,7 +232,8 @@ impl Computes {
         Self {
             family,
             per_channel,
-            states: None,
+            layout: None,
+            element: None,
             k,
             v,
         }
@@ -235,16 +242,34 @@ impl Computes {
     /// The same for these states alone.
     #[must_use]
     pub const fn on(self, layout: Layout, element: Element) -> Self {
-        let states = Some(States::new(layout, element));
-        Self { states, ..self }
+        let layout = Some(layout);
+        Self {
+            layout,
+            ..self.of(element)
+        }
+    }
+
+    /// The same for states of these elements, in either layout.
+    #[must_use]
+    pub const fn of(self, element: Element) -> Self {
+        let element = Some(element);
+        Self { element, ..self }
+    }
+
+    /// Whether load-time constants decide the layout of its states, or their element too.
+    #[must_use]
+    pub const fn has_any_states(&self) -> bool {
+        self.layout.is_none() && self.family.knows_states()
     }
 
     /// The states that it computes with: those that it is compiled for, or all.
     pub fn all_states(&self) -> impl Iterator<Item = States> + use<> {
-        let own = self.states;
-        let knows = self.family.knows_states();
+        let (own, element) = (*self, self.element);
         let all = States::ALL.into_iter();
-        all.filter(move |it| own.map_or(knows, |own| own == *it))
+        all.filter(move |it| {
+            (own.has_any_states() || own.layout == Some(it.layout))
+                && element.is_none_or(|element| element == it.element)
+        })
     }
 
     /// Whether each key channel has its own decay, for each operator that it computes: GDN's first.
@@ -318,9 +343,9 @@ pub enum Stage {
 }
 
 impl Family {
-    /// One token, on states that do not wait, without convolution and norm.
+    /// One token of a layer, or on states that wait; without either [`Self::RECURRENT`] takes it.
     pub const DECODE: Self = Self::of(Form::Decode);
-    /// The same token by token.
+    /// Token by token, on states that do not wait, without convolution and norm.
     pub const RECURRENT: Self = Self::of(Form::Recurrent);
     /// The same, all tokens at once.
     pub const PARALLEL: Self = Self::of(Form::Parallel);

@@ -304,6 +304,21 @@ impl Head {
         raw
     }
 
+    /// 16 bytes of the state, from element `element` on.
+    ///
+    /// # Safety
+    /// The head's state is global memory, and no other thread writes these elements.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn load_vector<S: StateElement>(self, element: u32) -> [u32; 4] {
+        let address = self.address + (element * S::BYTES) as u64;
+        if self.wide {
+            return global::load_state_b128(address, true);
+        }
+        let mut words = [0; 4];
+        each!(word in 0..4 => words[word] = load_word::<S>(address + 4 * word as u64, true));
+        words
+    }
+
     /// [`Self::load`], and zeros of a row that is `fresh`.
     ///
     /// # Safety

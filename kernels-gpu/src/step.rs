@@ -443,13 +443,31 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] of rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
-    /// for 64 rows of a state, and for 128 rows of a K-last one; else as many as there can be.
+    /// [`Self::blocks_per_sm`] of a parallel layer on a machine: on Hopper as many as there is shared memory for, unless the assembler
+    /// would put registers into memory. Other machines have fewer registers for the same text, and leave the number to the assembler.
     #[must_use]
-    pub const fn blocks_of_singles(v: u32, v_last: bool) -> u32 {
-        match (v, v_last) {
+    pub const fn blocks_of_layer(&self, machine: u32, state_f32: bool) -> u32 {
+        let resumes = self.previous_tokens != 0;
+        let is_tight = self.state_v_last != 0 && (resumes || self.wide_state == 0);
+        match (self.per_channel != 0, state_f32) {
+            _ if machine != crate::machine::HOPPER => 1,
+            (false, _) => 2,
+            (true, true) => 3 - is_tight as u32,
+            (true, false) => 4 - (resumes && self.state_f16 != 0) as u32,
+        }
+    }
+
+    /// [`Self::blocks_per_sm`] of rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
+    /// for 64 rows of a state, and for 128 rows of a K-last one; else as many as there can be. KDA's f32 tokens have no such room on
+    /// machines after Hopper.
+    #[must_use]
+    pub const fn blocks_of_singles(&self, v: u32) -> u32 {
+        let is_tight = self.machine > machine::HOPPER
+            && self.per_channel != 0
+            && self.k_element == Element::F32 as u32;
+        match (v, self.state_v_last) {
             (64, _) => 4,
-            (128, false) => 2,
+            (128, 0) if !is_tight => 2,
             _ => 1,
         }
     }

@@ -153,6 +153,23 @@ impl Tolerance {
         terms: 0.1,
     };
 
+    /// As [`Self::PARALLEL`], on f32 states: S is split into two bf16 parts too, and the new state is made by additions in f32. The sum of
+    /// two bf16 parts is good to 2⁻¹⁸ of a factor. A state's error has that of S, k̂, R = v − S k̂, T and δ, 1.9e-5 if all add up.
+    pub const PARALLEL_F32: Self = Self {
+        state: 2e-5,
+        output: 1e-5,
+        ..Self::PARALLEL
+    };
+
+    /// The tolerance for results of this formulation on states of a dtype.
+    #[must_use]
+    pub fn on(self, state: DType) -> Self {
+        match state {
+            DType::F32 if self == Self::PARALLEL => Self::PARALLEL_F32,
+            _ => self,
+        }
+    }
+
     /// Chunkwise: products of f16, summed in f32. Each chunk starts from the f32 state of the chunk before.
     ///
     /// `least` bounds the loss of f16 factors below 2⁻¹⁴, where half the distance between neighbours is 2⁻²⁵ however small they are. In a

@@ -87,7 +87,7 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
     });
 }
 
-/// Checks all entries that take the problem. A decode entry takes one dense token only. Two tiles a warp take no resume with
+/// Checks all entries that take the problem. Layer kernels for decodes take one dense token only. Two tiles a warp take no resume with
 /// unaligned views. Layer kernels may lack room for all value heads of a query/key head, or for their tokens.
 fn check_entries(backend: &Backend, spec: &Spec, case: &Case, entries: &[Entry]) {
     // The seed decides which entry is the first, the one that is checked against the reference.

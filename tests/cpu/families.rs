@@ -515,7 +515,7 @@ fn factors_at_once_have_more_digits_than_one_of_16_bits() {
 fn a_long_sequence_stays_near_the_truth() {
     const STEPS: u64 = 300;
     let wanted = |family: Family| {
-        let decode = family.decode && !family.layer;
+        let decode = family.decode && !family.layer && family.operator == Operator::Gdn;
         decode && family.state == DType::F32 && family.dim == 64
     };
     for family in Family::which(wanted) {

@@ -105,7 +105,7 @@ pub fn substitute(text: &str, values: &[(&str, u32)], architecture: &str) -> Str
 }
 
 /// The machine (see [`machine`]) of an architecture, whose name is `sm_` and ten times its compute capability.
-fn machine_of(architecture: &str) -> u32 {
+pub fn machine_of(architecture: &str) -> u32 {
     let digits = architecture.trim_start_matches(|c: char| !c.is_ascii_digit());
     let number = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
     let capability: u32 = number.parse().unwrap_or(0);
@@ -164,7 +164,7 @@ pub fn check(scope: Scope<'_>) -> Result<Registers> {
         .par_iter()
         .map(|(entry, text, architecture, _, profile)| {
             let (entry, architecture) = (*entry, *architecture);
-            let text = substitute(text, &values(entry, profile)?, architecture);
+            let text = substitute(text, &values(entry, profile, architecture)?, architecture);
             let key = known::key(&assembler, architecture, &text);
             let usage = known
                 .usage(&key, || usage(&tools, &text, architecture))

@@ -28,6 +28,8 @@ pub struct LaunchBounds {
     /// Resident blocks per multiprocessor that the register count must allow: a number or a load-time constant. `None` leaves the
     /// register count to the assembler.
     pub min_blocks_per_sm: Option<String>,
+    /// Whether the register count need allow one block only, on machines before Hopper.
+    pub one_block_before_hopper: bool,
     /// Cluster dimensions, for an entry that runs in clusters.
     pub cluster: Option<Cluster>,
     /// Whether the entry uses warpgroup instructions.
@@ -195,6 +197,9 @@ fn with_launch_bounds(entry: &str, bounds: &LaunchBounds) -> String {
     if let Some(blocks) = &bounds.min_blocks_per_sm {
         directives += &format!(".minnctapersm {blocks}\n");
     }
+    if bounds.one_block_before_hopper {
+        directives += "GD_SM80 .minnctapersm 1\n";
+    }
     if let Some(Cluster { tiles, of_heads }) = &bounds.cluster {
         let heads = if *of_heads { "GD_RATIO" } else { "1" };
         directives += &format!(".reqnctapercluster {tiles}, {heads}, 1\n");
@@ -244,6 +249,7 @@ $L__BB1_7:
                 &LaunchBounds {
                     block: 128,
                     min_blocks_per_sm: None,
+                    one_block_before_hopper: false,
                     cluster: None,
                     warpgroups: true,
                 },
@@ -266,6 +272,7 @@ $L__BB1_7:
                 &LaunchBounds {
                     block: 64,
                     min_blocks_per_sm: Some("4".to_owned()),
+                    one_block_before_hopper: false,
                     cluster: Some(Cluster {
                         tiles: 8,
                         of_heads: false,
@@ -300,6 +307,7 @@ $L__BB1_7:
                     &LaunchBounds {
                         block: 1,
                         min_blocks_per_sm: None,
+                        one_block_before_hopper: false,
                         cluster: None,
                         warpgroups: false,
                     }

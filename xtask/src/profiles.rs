@@ -7,9 +7,11 @@
 //! row in the table is an error.
 
 use anyhow::{Context, Result};
+use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::Family;
 use gated_delta_kernels::step::StepConstants;
 
+use crate::assemble::machine_of;
 use crate::entries::Entry;
 
 /// Names of the columns.
@@ -189,8 +191,10 @@ pub fn of(entry: Entry) -> Vec<Profile> {
         });
         ways.extend(with.collect::<Vec<_>>());
     };
-    if computes.is_some_and(|it| it.states.is_none() && it.family.knows_states()) {
-        both(("states32", "GD_STATE_F32"));
+    if computes.is_some_and(|it| it.has_any_states()) {
+        if computes.is_some_and(|it| it.element.is_none()) {
+            both(("states32", "GD_STATE_F32"));
+        }
         both(("vlast", "GD_STATE_V_LAST"));
     }
     if computes.is_some_and(|it| it.per_channel.is_none()) {
@@ -215,8 +219,28 @@ pub fn find(entry: Entry, name: &str) -> Result<Profile> {
     found.cloned()
 }
 
-/// The load-time constants of `entry` and their values in `profile`.
-pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)>> {
+/// Whether the number of blocks of a multiprocessor depends on the machine: for rows of one token in a prefill, and parallel layers.
+fn is_by_machine(family: Family) -> bool {
+    family.takes_singles() || family.is_parallel() && !family.is_deferred()
+}
+
+/// The row of the table for a load-time constant of `entry`.
+fn row_of(entry: Entry, symbol: &str) -> Result<&'static (&'static str, [u32; PROFILES.len()])> {
+    let row = VALUES.iter().find(|row| row.0 == symbol);
+    row.with_context(|| {
+        format!(
+            "{}: xtask/src/profiles.rs has no values for {symbol}",
+            entry.name()
+        )
+    })
+}
+
+/// The load-time constants of `entry` and their values in `profile`, for an architecture.
+pub fn values(
+    entry: Entry,
+    profile: &Profile,
+    architecture: &str,
+) -> Result<Vec<(&'static str, u32)>> {
     let column = profile.column;
     let has = |symbol: &str| profile.ways.iter().any(|(_, of)| *of == symbol);
     let family = entry.computes().map(|computes| computes.family);
@@ -224,13 +248,7 @@ pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)
     let of_channels = of_channels.unwrap_or(has("GD_PER_CHANNEL"));
     let max_tokens = family.map_or(NONE, Family::max_tokens);
     let value = |&symbol: &&'static str| {
-        let row = VALUES.iter().find(|row| row.0 == symbol);
-        let row = row.with_context(|| {
-            format!(
-                "{}: xtask/src/profiles.rs has no values for {symbol}",
-                entry.name()
-            )
-        })?;
+        let row = row_of(entry, symbol)?;
         let is_chunked = family.is_some_and(Family::is_chunked);
         let most = match symbol {
             // A prefill has none of these.
@@ -247,9 +265,25 @@ pub fn values(entry: Entry, profile: &Profile) -> Result<Vec<(&'static str, u32)
             }
             "GD_RATIO" => entry.max_ratio(),
             _ if has(symbol) => return Ok((symbol, 1)),
-            "GD_BLOCKS_PER_SM" if family.is_some_and(Family::takes_singles) => {
-                let v = entry.computes().map_or(0, |computes| computes.v);
-                let blocks = StepConstants::blocks_of_singles(v, has("GD_STATE_V_LAST"));
+            "GD_BLOCKS_PER_SM" if family.is_some_and(is_by_machine) => {
+                let of = |symbol| Ok::<_, anyhow::Error>(row_of(entry, symbol)?.1[column]);
+                let constants = StepConstants {
+                    previous_tokens: of("GD_PREVIOUS_TOKENS")?,
+                    wide_state: of("GD_WIDE_STATE")?,
+                    state_f16: of("GD_STATE_F16")?,
+                    k_element: of("GD_K_ELEMENT")?,
+                    state_v_last: u32::from(has("GD_STATE_V_LAST")),
+                    per_channel: u32::from(of_channels),
+                    machine: machine_of(architecture),
+                    ..bytemuck::Zeroable::zeroed()
+                };
+                if family.is_some_and(Family::takes_singles) {
+                    let v = entry.computes().map_or(0, |computes| computes.v);
+                    return Ok((symbol, constants.blocks_of_singles(v)));
+                }
+                let element = entry.computes().and_then(|computes| computes.element);
+                let is_f32 = element == Some(Element::F32);
+                let blocks = constants.blocks_of_layer(constants.machine, is_f32);
                 return Ok((symbol, blocks));
             }
             // As `StepConstants::blocks_by_tokens` gives.
@@ -270,7 +304,7 @@ mod tests {
     fn the_table_has_the_constants_of_the_entries_and_no_others() {
         for &entry in Entry::ALL {
             for profile in of(entry) {
-                let values = values(entry, &profile).unwrap();
+                let values = values(entry, &profile, "sm_90").unwrap();
                 assert_eq!(values.len(), entry.symbols().len());
             }
         }

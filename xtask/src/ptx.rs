@@ -147,6 +147,7 @@ fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String
                 (false, 0) => None,
                 (false, blocks) => Some(blocks.to_string()),
             },
+            one_block_before_hopper: entry.one_block_before_hopper(),
             cluster: entry.takes_clusters().then(|| Cluster {
                 tiles: entry.cluster(),
                 of_heads: entry.has_cluster_of_heads(),

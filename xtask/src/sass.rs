@@ -28,7 +28,7 @@ pub struct Options {
 pub fn print(options: &Options) -> Result<()> {
     let entry = entries::find(&options.entry)?;
     let profile = profiles::find(entry, &options.profile)?;
-    let mut values = values(entry, &profile)?;
+    let mut values = values(entry, &profile, &options.arch)?;
     for (symbol, value) in &options.constants {
         match values.iter_mut().find(|pair| pair.0 == symbol) {
             Some(pair) => pair.1 = *value,

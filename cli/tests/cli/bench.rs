@@ -20,7 +20,7 @@ fn record(folder: &TempDir) -> PathBuf {
     let cells = Options::try_parse_from(options).unwrap().cells().unwrap();
     let row = Row {
         cell: cells[0],
-        variant: "gdn_decode_klast_bf16_k128_tile16".to_owned(),
+        variant: "recurrent_klast_bf16_k128_tile16".to_owned(),
         selected: true,
         micros: Micros {
             median: 2.5,
@@ -52,7 +52,7 @@ fn a_record_becomes_tables_figures_and_json() {
     for part in [
         "gdn_decode qwen3-next",
         "2.50",
-        "gdn gdn_decode klast bf16 k128  *:tile16",
+        "gdn recurrent klast bf16 k128 decode  *:tile16",
         "1 cells won",
         "-update.svg",
     ] {

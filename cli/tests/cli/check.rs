@@ -55,8 +55,8 @@ fn known_answers_hold_on_the_gpu() {
 #[test]
 fn every_variant_meets_the_known_answers() {
     let files = [
-        ("gdn_decode_klast_bf16_k128_", POOL),
-        ("gdn_decode_vlast_f32_k128_", VLAST),
+        ("recurrent_klast_bf16_k128_", POOL),
+        ("recurrent_vlast_f32_k128_", VLAST),
         ("recurrent_klast_bf16_k128_", "gdn_mtp_bf16_snapshots"),
         (
             "recurrent_klast_bf16_k64_",
@@ -86,12 +86,12 @@ fn every_variant_meets_the_known_answers() {
     .refused("variant");
     let reference = [
         "--variant",
-        "gdn_decode_klast_bf16_k128_tile16",
+        "recurrent_klast_bf16_k128_tile16",
         "--backend",
         "reference",
     ];
     check(&fixture_path(POOL), &reference).refused("no variants");
-    check(&fixture_path(POOL), &["--variant", "gdn_decode"]).refused("gdn_decode");
+    check(&fixture_path(POOL), &["--variant", "recurrent"]).refused("recurrent");
 }
 
 #[test]
@@ -462,7 +462,7 @@ fn the_demo_checks_a_layer() {
                 ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
-                    ["layer_mtp_klast_f32", "gdn_layer_parallel_klast_bf16"],
+                    ["gdn_layer_parallel_f32", "gdn_layer_parallel_klast_bf16"],
                 ),
             ][..],
         ),
@@ -472,7 +472,7 @@ fn the_demo_checks_a_layer() {
                 ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
-                    ["layer_mtp_klast_f32", "kda_layer_parallel_klast_bf16"],
+                    ["kda_layer_parallel_f32", "kda_layer_parallel_klast_bf16"],
                 ),
             ],
         ),
@@ -520,7 +520,7 @@ fn every_command_speaks_json() {
     assert_eq!(said["results"][0]["tensor"], "o");
     assert_eq!(said["results"][1]["part"], "written slots");
     assert!(said["results"][0]["error"].as_f64().unwrap() > 0.0);
-    assert!(said["variant"].as_str().unwrap().starts_with("gdn_decode_"));
+    assert!(said["variant"].as_str().unwrap().starts_with("recurrent_"));
 
     let output = folder.path().join("out");
     let said = json(run(&input, &output, &sim).succeeds());

@@ -79,14 +79,10 @@ impl Way {
     }
 }
 
-const DECODE: &[Way] = &[
+const RECURRENT: &[Way] = &[
     Way::new("a decode in place", 1, 0, Keep::InPlace),
     Way::new("a decode to other slots", 1, 0, Keep::Elsewhere),
     Way::new("a decode without update", 1, 0, Keep::Nothing),
-];
-
-const RECURRENT: &[Way] = &[
-    Way::new("a decode in place", 1, 0, Keep::InPlace),
     Way {
         snapshots: true,
         ..Way::new("3 tokens with snapshots", 3, 0, Keep::Elsewhere)
@@ -408,16 +404,11 @@ impl Case {
 pub fn cases() -> Vec<Case> {
     use StateLayout::{KLast, VLast};
     let mut cases = Vec::new();
-    // GDN steps of one token without a convolution or a norm are computed by the kernels for decodes.
-    let [_, several @ ..] = RECURRENT else {
-        return cases;
-    };
-    let (decode, recurrent) = (with_fresh(DECODE), with_fresh(RECURRENT));
+    let recurrent = with_fresh(RECURRENT);
     let gdn = |family| (family, false);
     let kda = |family| (family, true);
-    let each_layout: [(_, &[Way]); 13] = [
-        (gdn(Family::DECODE), &decode),
-        (gdn(Family::RECURRENT), several),
+    let each_layout: [(_, &[Way]); 12] = [
+        (gdn(Family::RECURRENT), &recurrent),
         (kda(Family::RECURRENT), &recurrent),
         (gdn(Family::chunked(Stage::Chain)), PREFILL),
         (gdn(Family::chunked(Stage::Chain)), SINGLE_PREFILL),
@@ -444,8 +435,13 @@ pub fn cases() -> Vec<Case> {
         (kda(Family::PARALLEL.in_layer()), LAYER_PARALLEL),
     ];
     for (of, ways) in parallel {
-        for state in [DType::Bf16, DType::F16] {
-            family(&mut cases, of, KLast, state, ways);
+        for (layout, state) in [
+            (KLast, DType::Bf16),
+            (KLast, DType::F16),
+            (KLast, DType::F32),
+            (VLast, DType::F32),
+        ] {
+            family(&mut cases, of, layout, state, ways);
         }
     }
     cases

@@ -151,7 +151,7 @@ pub fn check(
     };
     let (dim, most, first_len) = (shape.dim, shape.most(), shape.len());
     let width = shape.width();
-    let state = match computes.states.map(|states| states.element) {
+    let state = match computes.element {
         Some(Element::F32) => DType::F32,
         _ => DType::Bf16,
     };

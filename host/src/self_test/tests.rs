@@ -58,9 +58,7 @@ fn every_family_is_launched_in_every_way() {
         assert_eq!(some(|case| case.kind.k_dim == 64), has_64);
         assert!(some(|case| case.kind.k_dim == 128));
         let in_place = some(|case| case.way.tokens == 1 && case.way.keep == Keep::InPlace);
-        let several_alone = (family == Family::RECURRENT && !per_channel)
-            || (family.layer && family.max_tokens() > 1)
-            || family.is_chain();
+        let several_alone = (family.layer && family.max_tokens() > 1) || family.is_chain();
         assert_eq!(in_place, !several_alone);
         if family == Family::DECODE.in_layer() {
             assert!(some(|case| case.way.conv && case.way.norm));
@@ -73,12 +71,18 @@ fn every_family_is_launched_in_every_way() {
             assert!(some(|case| case.way.keep == Keep::InPlace));
             assert!(some(|case| case.way.keep == Keep::Elsewhere));
             assert!(some(|case| case.way.tokens > 1));
-        } else if family != Family::DECODE {
+        } else {
             assert!(some(|case| case.way.tokens == 3));
             assert!(some(|case| case.way.tokens > 0 && case.way.previous > 0));
             assert!(some(|case| case.way.tokens == 0));
         }
         if family == Family::RECURRENT {
+            assert!(some(
+                |case| case.way.tokens == 1 && case.way.keep == Keep::Nothing
+            ));
+            assert!(some(
+                |case| case.way.tokens == 1 && case.way.keep == Keep::Elsewhere
+            ));
             assert!(some(|case| case.way.snapshots));
             assert!(some(|case| case.way.keep == Keep::EachToken));
         }

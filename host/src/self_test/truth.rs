@@ -155,7 +155,9 @@ impl Truth {
         };
         let ((_, hv), dim) = (case.heads(), case.value_dim());
         let len = dim * case.key_dim();
-        let tolerance = Tolerance::from(formulation(case)).output;
+        let tolerance = Tolerance::from(formulation(case))
+            .on(case.kind.state.into())
+            .output;
         for (i, o) in self.o.chunks_mut(dim).enumerate() {
             let state = &self.states[i * len..][..len];
             let off = tolerance * norm(&step.query(i / hv, i % hv)) * norm(state);

@@ -8,6 +8,9 @@ use crate::tensor::{DType, Tensor};
 /// Largest number of tokens of a row in the parallel formulation.
 pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
 
+/// Number of tokens up to which f32 states take them one by one: as fast, with the bits of decodes.
+const FEW_TOKENS: usize = 2;
+
 /// Largest HV / H of the parallel formulation with a convolution or a norm, in GDN.
 const MAX_PARALLEL_RATIO: usize = 8;
 
@@ -57,7 +60,8 @@ impl Request<'_> {
     /// | arguments | formulation |
     /// |---|---|
     /// | a step without a ring: T above 16, positions, checkpoints or a workspace | `Chunked` |
-    /// | states that tensor cores do not take (f32, V-last, K = 96, KDA with K = 64, f16 with a ring), T or T' above 8, snapshots or token slots | `Recurrent` |
+    /// | states that tensor cores do not take (16-bit V-last, K = 96, KDA with K = 64, with a ring all but K-last bf16), T or T' above 8, snapshots or token slots | `Recurrent` |
+    /// | f32 states, neither T nor T' above 2 | `Recurrent` |
     /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or a flush's windows | `Parallel` |
     /// | with a ring: a convolution (without `inputs`, its window moves with every token) | `Recurrent` |
     /// | with a ring: R above N + 1, so that more than one token may come | `Parallel` |
@@ -85,7 +89,9 @@ impl Request<'_> {
         if most <= 1 && self.pending.is_none() {
             return Formulation::Recurrent;
         }
-        if most > MAX_PARALLEL_TOKENS
+        let is_few = most <= FEW_TOKENS && self.pool().tensor.dtype() == DType::F32;
+        if is_few
+            || most > MAX_PARALLEL_TOKENS
             || self.present & OF_EACH_TOKEN != 0
             || !self.has_parallel_states()
         {
@@ -121,14 +127,16 @@ impl Request<'_> {
     #[inline]
     fn has_parallel_states(&self) -> bool {
         let pool = self.pool().tensor;
-        let is_16_bit = match pool.dtype() {
-            DType::Bf16 => true,
-            DType::F16 => self.pending.is_none(),
+        let is_k_last = self.options.state_layout == StateLayout::KLast;
+        let takes = match pool.dtype() {
+            DType::Bf16 => is_k_last,
+            DType::F16 => is_k_last && self.pending.is_none(),
+            DType::F32 => self.pending.is_none(),
             _ => false,
         };
-        is_16_bit
-            && self.options.state_layout == StateLayout::KLast
-            && match dim(pool, 3) {
+        // K = V, or V = 192 if K = 96.
+        takes
+            && match dim(pool, if is_k_last { 3 } else { 2 }) {
                 Some(64) => !self.gates.per_channel,
                 k => k == Some(128),
             }
@@ -189,6 +197,9 @@ pub(super) fn no_drafts_by(request: &Request<'_>) -> &'static str {
     match (request.options.formulation, request.pool().tensor.dtype()) {
         (Formulation::Auto, DType::F32) => "an f32 state",
         (Formulation::Auto, DType::F16) => "an f16 state",
+        (Formulation::Auto, _) if request.options.state_layout == StateLayout::VLast => {
+            "a v_last state"
+        }
         (Formulation::Auto, _) if request.gates.per_channel => "KDA with another K than 128",
         (Formulation::Auto, _) => "K = 96",
         _ => "formulation = recurrent",

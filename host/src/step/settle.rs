@@ -15,13 +15,13 @@ impl Request<'_> {
         Ok(problem)
     }
 
-    /// [`Self::check`] for a GPU. If the library chose `Parallel` for a layer, and this needs clusters of blocks that the GPU lacks, the
-    /// problem becomes `Recurrent`. The choice is the same for every launch on a GPU, so that bits are stable.
+    /// [`Self::check`] for a GPU. If the library chose `Parallel` for a layer, and this needs clusters of blocks or shared memory that the
+    /// GPU lacks, the problem becomes `Recurrent`. The choice is the same for every launch on a GPU, so that bits are stable.
     pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
         let problem = self.check()?.on(gpu);
         let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();
         let may_change = is_left && self.formulation == Formulation::Parallel;
-        if !may_change || gpu.has_clusters() || problem.kind.entries(gpu).next().is_some() {
+        if !may_change || problem.kind.entries(gpu).next().is_some() {
             return Ok(problem);
         }
         let mut one_by_one = *self;

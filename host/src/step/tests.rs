@@ -373,8 +373,8 @@ fn a_family_follows_from_t_and_options() {
     };
     let update = || one(States::update(pool()).into());
     let per_token = States::per_token(pool(), tensor(I32, &[2, 1]));
-    assert_eq!(family(&update()), "gdn_decode");
-    assert_eq!(family(&one(States::read_only(pool()).into())), "gdn_decode");
+    assert_eq!(family(&update()), "recurrent");
+    assert_eq!(family(&one(States::read_only(pool()).into())), "recurrent");
     assert_eq!(family(&update().snapshots(snapshots())), "recurrent");
     assert_eq!(family(&one(per_token.into())), "recurrent");
     let mut packed_one = packed();

@@ -15,6 +15,7 @@ use crate::recurrent::Gating;
 use crate::recurrent::parallel::description;
 use crate::recurrent::parallel::map::Block;
 use crate::row::Row;
+use crate::state::B16;
 use crate::step::{DeferredParams, StepConstants};
 
 /// As [`super::Parallel`], in clusters of up to 8 blocks: of all tiles of all value heads of a query/key head.
@@ -25,6 +26,7 @@ pub struct LayerParallel<G, const K: u32, const V: u32, const WARPS: u32, const 
 impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
     for LayerParallel<G, K, V, WARPS, TILES16>
 {
+    type State = B16;
     const PER_CHANNEL: bool = G::PER_CHANNEL;
     const K: u32 = K;
     const V: u32 = V;

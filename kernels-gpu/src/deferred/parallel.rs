@@ -41,6 +41,7 @@ pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES
 impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
     for Parallel<G, K, V, WARPS, TILES16>
 {
+    type State = B16;
     const PER_CHANNEL: bool = G::PER_CHANNEL;
     const K: u32 = K;
     const V: u32 = V;
@@ -75,7 +76,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
 /// The body. `pending` returns the pending tokens of the row, whether the launch folds them, and its [`Around`]. It is called late: after
 /// all loads have been issued that do not depend on the number of pending tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
+pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
     params: &DeferredParams,
     row: Row,
@@ -178,7 +179,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// The solver: the new tokens among themselves, whatever is pending.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn solve<B: Block, const TILES16: usize>(&self, gates: GateInputs)
+    unsafe fn solve<B: Block<State = B16>, const TILES16: usize>(&self, gates: GateInputs)
     where
         A: Around<B, TILES16>,
     {
@@ -200,7 +201,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// A worker: all other loads, then the products, then what is left of the new tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn work<B: Block, const TILES16: usize>(
+    unsafe fn work<B: Block<State = B16>, const TILES16: usize>(
         &self,
         worker: Worker<B, TILES16>,
         mut inputs: Inputs,
@@ -321,7 +322,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// Leaves what all tiles have of the new tokens: k that is not `made`, which leaves by itself, and KDA's log decays.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave<B: Block, const TILES16: usize>(
+    unsafe fn leave<B: Block<State = B16>, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
         inputs: &Inputs,
@@ -344,7 +345,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// (3), by the warps of the first pending tokens and of the later ones.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn weigh<B: Block, const TILES16: usize>(
+    unsafe fn weigh<B: Block<State = B16>, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
         log_decays: &LogDecays,
@@ -360,7 +361,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// S · kᵀ and S · qᵀ of the state as it is; with KDA's decays of the pending tokens, unless they are in it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn products<B: Block, const TILES16: usize>(
+    unsafe fn products<B: Block<State = B16>, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
     ) -> [Products<TILES16>; 2] {

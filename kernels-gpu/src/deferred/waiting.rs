@@ -24,7 +24,7 @@ use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS};
 use crate::recurrent::parallel::solver::{MOST_FRAGMENTS, sum};
 use crate::recurrent::parallel::state::Decays;
 use crate::recurrent::parallel::worker::{Products, Worker, load_value};
-use crate::state::Head;
+use crate::state::{B16, Head};
 use crate::step::StepConstants;
 
 const F32: u32 = Element::F32 as u32;
@@ -160,7 +160,7 @@ impl<const TILES16: usize> Fold<TILES16> {
     /// # Safety
     /// They are on their way to this warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn new<B: Block>(
+    pub unsafe fn new<B: Block<State = B16>>(
         worker: &Worker<B, TILES16>,
         (ring, len): (Ring, u32),
         keys: [Tokens8; 2],
@@ -194,7 +194,7 @@ impl<const TILES16: usize> Fold<TILES16> {
     /// Fragment `fragment` of `tile` of the folded state, of which `state` is that before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn fragment(&self, tile: usize, fragment: usize, state: Fragment) -> Fragment {
-        let decays = self.decays.of_fragment(fragment);
+        let decays = self.decays.of_fragment::<B16>(fragment);
         let first = (self.steps[0][tile], self.keys[0].channels(fragment));
         if self.later {
             let later = (self.steps[1][tile], self.keys[1].channels(fragment));
@@ -205,7 +205,7 @@ impl<const TILES16: usize> Fold<TILES16> {
     }
 }
 
-impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
+impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
     /// Loads this lane's channels of the keys in the ring, of those of the `len` pending tokens that are `operand`'s: of the tokens
     /// that [`Self::token`] says.
     ///
@@ -332,9 +332,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             // SAFETY: the caller's promise; each word has one writer.
             unsafe {
                 if t < of_operand(operand, len) {
-                    store_channels(raw.0[turn], element, address, low);
+                    store_channels::<B>(raw.0[turn], element, address, low);
                 } else if t < TOKENS {
-                    store_channels(Raw([0; 8]), element, address, low);
+                    store_channels::<B>(Raw([0; 8]), element, address, low);
                 }
             }
         });

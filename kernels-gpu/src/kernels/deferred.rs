@@ -33,7 +33,7 @@
 //!          shared memory. All tokens at once: WARPS workers and the solver, as in [`super::gdn_mtp`]; (3) is the first two
 //!          workers', of 8 pending tokens each
 //! Padding  an inactive row zeroes o and touches neither state nor ring
-//! Range    as of [`crate::kernels::gdn_decode`]; what is not pending in a ring is not read
+//! Range    as of [`crate::kernels::recurrent`]; what is not pending in a ring is not read
 //! Cost     V · K · size_of(S) + n · ring entry bytes per (b, hv), and one state written in N launches: memory-bound
 //! Truth    reference::deferred; tests/deferred.rs
 

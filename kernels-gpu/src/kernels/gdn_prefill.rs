@@ -1,7 +1,7 @@
 //! GDN prefill: any number of tokens, in chunks of 64 on the tensor cores.
 //!
 //! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain (from state to state); a chunk of one
-//!          token as kernels/gdn_decode
+//!          token as kernels/recurrent
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
 //! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
 //!          [`Short`] the same, or x = r / 2; the others in kernels/prefill.rs

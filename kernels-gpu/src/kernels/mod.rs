@@ -7,7 +7,6 @@
 
 pub mod deferred;
 pub mod device_contract;
-pub mod gdn_decode;
 pub mod gdn_mtp;
 pub mod gdn_prefill;
 pub mod kda_prefill;

@@ -19,6 +19,7 @@
 //!          tokens that are no row's is zero
 //! Range    NaN from finite inputs only where S k or S q of the raw k and q leaves f32, whatever the gates (k and q whose squares
 //!          leave it are multiplied by a power of two before); a NaN among the inputs is never dropped
+//! Decode   one new token and no previous one, by load-time constants: k, q and v are loaded with the state, and nothing is prepared
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/recurrent.rs, tests/laws
 

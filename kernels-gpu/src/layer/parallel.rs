@@ -36,6 +36,7 @@ use crate::pending::{InputRing, Ring};
 use crate::recurrent::Gating;
 use crate::recurrent::parallel::fragments::split;
 use crate::recurrent::parallel::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
+use crate::recurrent::parallel::state::StateRows;
 use crate::recurrent::parallel::worker::Worker;
 use crate::recurrent::parallel::{Around, RowStep, description, meeting, run};
 use crate::recurrent::slots::Slots;
@@ -46,24 +47,26 @@ use crate::step::{LayerParams, StepConstants, StepParams};
 /// all that it wants, a whole head whose query/key head is no other's.
 pub struct Parallel<
     G,
+    S,
     const K: u32,
     const V: u32,
     const WARPS: u32,
     const TILES16: usize,
     const CLUSTERED: bool,
->(PhantomData<G>);
+>(PhantomData<(G, S)>);
 
 /// Blocks of a cluster that every GPU with clusters has.
 pub(crate) const MOST_BLOCKS: u32 = 8;
 
 impl<
     G: Gating,
+    S: StateRows,
     const K: u32,
     const V: u32,
     const WARPS: u32,
     const TILES16: usize,
     const CLUSTERED: bool,
-> Kernel for Parallel<G, K, V, WARPS, TILES16, CLUSTERED>
+> Kernel for Parallel<G, S, K, V, WARPS, TILES16, CLUSTERED>
 {
     type Params = LayerParams;
     type Constants = StepConstants;
@@ -80,10 +83,16 @@ impl<
             } else {
                 1
             },
-            min_blocks_per_sm: if is_large {
-                1
+            min_blocks_per_sm: match (S::ELEMENT, TILES16) {
+                _ if is_large => 1,
+                (Element::F32, _) => 3,
+                (_, 1) if WARPS == 4 => 4,
+                _ => of_block.min_blocks_per_sm,
+            },
+            min_blocks_by_constant: if G::PER_CHANNEL {
+                WARPS == 4 && TILES16 == 1
             } else {
-                of_block.min_blocks_per_sm
+                WARPS == 8
             },
             ..of_block
         }
@@ -119,13 +128,15 @@ impl<
 
 impl<
     G: Gating,
+    S: StateRows,
     const K: u32,
     const V: u32,
     const WARPS: u32,
     const TILES16: usize,
     const CLUSTERED: bool,
-> Block for Parallel<G, K, V, WARPS, TILES16, CLUSTERED>
+> Block for Parallel<G, S, K, V, WARPS, TILES16, CLUSTERED>
 {
+    type State = S;
     const PER_CHANNEL: bool = G::PER_CHANNEL;
     const K: u32 = K;
     const V: u32 = V;
@@ -420,7 +431,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
             _ => set.key(),
         };
         let token = Map::<B>::operand(operand) + t * Map::<B>::ROW;
-        let word = i / 32 * 64 + i % 8 / 2 * 16 + i % 32 / 8 * 4;
+        let word = Map::<B>::word_of_channel(i);
         token + i % 2 * Map::<B>::LOW + word
     }
 

@@ -407,6 +407,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
     const DESCRIPTION: Description = Description {
         // Of 192 channels the assembler spills unasked, for a second block.
         min_blocks_per_sm: if V > 128 { 1 } else { 0 },
+        one_block_before_hopper: V == 128,
         shared: Shared::of_block(norm::TOKEN_BYTES),
         ..Description::of(
             THREADS,

@@ -46,6 +46,14 @@ pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
 }
 
 impl<const CHANNELS: usize> RawGates<CHANNELS> {
+    /// The gates before they are loaded.
+    pub const NONE: Self = Self {
+        g: Raw([0; CHANNELS]),
+        b: Raw([0]),
+        a_log: 0.0,
+        dt_bias: Raw([0; CHANNELS]),
+    };
+
     /// α of each channel, and β.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values(self, c: &StepConstants) -> ([f32; CHANNELS], f32) {

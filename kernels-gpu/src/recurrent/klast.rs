@@ -1,4 +1,4 @@
-//! Token by token on K-last states: GDN decode's own steps, with the states in registers between tokens.
+//! Token by token on K-last states, which are in registers between tokens.
 
 use core::marker::PhantomData;
 
@@ -344,7 +344,9 @@ impl<
                 let v = load::<ROWS>(tokens.v.at(0, first), c.v_element, wide);
                 // Loads first: docs/compiler.md.
                 if !live {
-                    store_zeros();
+                    if share.lane == 0 {
+                        elements::store([0.0; ROWS], tokens.o.at(0, first), c.o_element, wide);
+                    }
                     return;
                 }
                 let token = token.values::<G>(&c, Self::LANES, true);

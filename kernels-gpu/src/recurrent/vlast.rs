@@ -1,9 +1,9 @@
-//! Token by token on V-last states: GDN decode's own steps, with the states in registers between tokens.
+//! Token by token on V-last states, which are in registers between tokens.
 
 use core::marker::PhantomData;
 
-use super::gates::{RawGates, gate_row, load_a_log, load_beta};
-use super::prepared::Prepared;
+use super::gates::{RawGates, gate_row, load_a_log, load_beta, load_gate};
+use super::prepared::{Prepared, store_factors};
 use super::slots::{Slots, token_slot};
 use super::tokens::{Decays, Tokens, clear_rest_of_tile};
 use crate::constants::Element;
@@ -14,7 +14,7 @@ use crate::device::shared::{
     store_shared_b64, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::device::warp::lane_id;
+use crate::device::warp::{lane_id, sync_warp};
 use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
@@ -24,13 +24,14 @@ use crate::math::reduce::{
     butterfly_scatter, butterfly_sum, butterfly_sum_small, column_products, dot, pairwise_sum,
 };
 use crate::row::Row;
-use crate::state::{FRAGMENT, Share, StateElement, Tile, check_v_last};
+use crate::state::{FRAGMENT, RawFragment, Share, StateElement, Tile, check_v_last};
 use crate::step::{StepConstants, StepParams};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes.
 ///
-/// Warps prepare the tokens for the whole block, in shared memory; then all walk through them. As many threads as
-/// there are columns, whole warps, own one each: they turn the block's sums into δ and o while the others wait.
+/// Warps prepare several tokens for the whole block, in shared memory; then all walk through them. Of a single token each
+/// thread loads what it multiplies by. As many threads as there are columns, whole warps, own one each: they turn the block's
+/// sums into δ and o while the others wait.
 /// Whatever `LANES` and `ROWS` are, sums over the rows are taken pair by pair, neighbours first.
 pub struct VLast<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>(
     PhantomData<(G, S)>,
@@ -63,7 +64,8 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
         tiles: V / Self::COLUMNS,
-        min_blocks_per_sm: 512 / Self::THREADS,
+        // Entries of other than 4 rows are for decodes: the assembler bounds their registers.
+        min_blocks_per_sm: if ROWS == 4 { 512 / Self::THREADS } else { 0 },
         shared_of_channels: Shared {
             per_token: Self::DECAY_BYTES,
             ..Shared::NONE
@@ -84,8 +86,8 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         const { check_v_last(K, V, LANES, ROWS as u32) };
         const {
             assert!(
-                ROWS.is_multiple_of(4),
-                "prepared channels are loaded by fours"
+                ROWS == 2 || ROWS.is_multiple_of(4),
+                "prepared channels are loaded by twos or fours"
             )
         };
         let c = StepConstants::get();
@@ -127,6 +129,10 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
                 previous = Tokens::previous(&c, params, row);
                 live = live && previous.live;
                 kept = previous.count;
+            }
+            if c.tokens == 1 && c.previous_tokens == 0 {
+                Self::decode(&c, params, row, (&slots, live), &tokens, (share, first));
+                return;
             }
             let start = slots.start::<S>(&c, params, (row.hv, [K, V]));
             let mut raw = [[0; 8]; ROWS];
@@ -196,6 +202,146 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
         let warp = thread_idx_x() / 32 + row.tile + row.hv + row.b;
         warp % Self::WARPS * 32 + lane_id()
+    }
+
+    /// One new token and no previous one. Each thread loads k and q of its rows from global memory, and each warp computes KDA's α of
+    /// its rows, so that the products wait for no other warp. The first warp of the owners makes the factors.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn decode(
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        (slots, live): (&Slots, bool),
+        tokens: &Tokens,
+        (share, first): (Share, u32),
+    ) {
+        let wide = c.wide_io != 0;
+        let warp = thread_idx_x() / 32;
+        let owner = Self::owner(row);
+        let owns_column = owner < Self::COLUMNS;
+        let sums = dynamic_shared_mem();
+        let steps = sums + Self::STEPS;
+        let smem = Self::token(c, 0);
+        let o = tokens.o.at(0, share.first + owner);
+        // The powers of two that k and q are multiplied by are in the place of a prepared token's k.
+        let powers = smem;
+        let start = slots.start::<S>(c, params, (row.hv, [K, V]));
+        let mut raw = [[0; 8]; ROWS];
+        each!(r in 0..ROWS => {
+            raw[r] = start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
+        });
+        let k = load::<ROWS>(tokens.k.at(0, first), c.k_element, wide);
+        let q = load::<ROWS>(tokens.q.at(0, first), tokens.q.element(), wide);
+        // KDA's gates of one of the warp's rows.
+        let rows_of_warp = const { 32 / LANES * ROWS as u32 };
+        let channel = warp * rows_of_warp + lane_id() % rows_of_warp;
+        let mut gates = RawGates::<1>::NONE;
+        if G::per_channel(c) {
+            gates = load_gate::<G>(c, params, row, (tokens, 0), (channel, K));
+        }
+        let slot = token_slot(c, params, row.b, 0);
+        // Loads first: docs/compiler.md.
+        if !live {
+            if owns_column {
+                elements::store([0.0], o, c.o_element, false);
+            }
+            return;
+        }
+        let elements = [c.k_element, tokens.q.element()];
+        let may_overflow = may_overflow(c.l2norm != 0, elements);
+        let mut overflows = false;
+        if owns_column {
+            let v = load_one(tokens.v.at(0, share.first + owner), c.v_element);
+            if owner < 32 {
+                let k = warp_channels::<K>(tokens.k.at(0, 0), elements[0], wide);
+                let q = warp_channels::<K>(tokens.q.at(0, 0), elements[1], wide);
+                if !G::per_channel(c) {
+                    gates = load_gate::<G>(c, params, row, (tokens, 0), (0, K));
+                }
+                let (k, q) = (k.to_f32(elements[0]), q.to_f32(elements[1]));
+                let mut norms = warp_norms(k, q); // (1)
+                let mut by = [1.0; 2];
+                if overflow(may_overflow, norms) {
+                    by = shrinking(norms);
+                    (_, norms) = warp_shrunk([k, q], norms);
+                    overflows = true;
+                }
+                let ([decay], beta) = gates.values(c);
+                let decay = if G::per_channel(c) { 1.0 } else { decay };
+                let (l2norm, scale) = (c.l2norm != 0, f32::from_bits(c.scale));
+                let factors = Factors::new(l2norm, scale, norms, (decay, beta));
+                if lane_id() == 0 {
+                    store_factors(smem + Self::FACTORS, factors);
+                    if may_overflow {
+                        store_shared_b64(powers, by.map(f32::to_bits));
+                    }
+                }
+            }
+            let [v] = v.to_f32(c.v_element);
+            store_shared_b32(smem + Self::VALUES + owner * 4, v.to_bits());
+        }
+
+        let decays = smem + Self::DECAY + first * 4;
+        let mut decay = [1.0; ROWS];
+        if G::per_channel(c) {
+            let ([own], _) = gates.values(c);
+            if lane_id() < rows_of_warp {
+                store_shared_b32(smem + Self::DECAY + channel * 4, own.to_bits());
+            }
+            sync_warp(u32::MAX);
+            decay = load_rows(decays);
+        }
+        let (mut k, mut q) = (k.to_f32(elements[0]), q.to_f32(elements[1]));
+        let mut is_first = true;
+        loop {
+            let sk = column_products(|r| decayed::<G, S>(c, raw[r], decay[r]), k);
+            if G::per_channel(c) {
+                // Loaded again, lest the compiler keep all decayed rows for the second sums.
+                decay = load_rows(decays);
+            }
+            let sq = column_products(|r| decayed::<G, S>(c, raw[r], decay[r]), q);
+            leave_sums::<S, LANES>(sk, sq, share, sums + warp * Self::COLUMNS * 8);
+            sync_threads();
+            if !is_first || !may_overflow {
+                break;
+            }
+            // The block is of one mind: those that wait for the factors look at the powers.
+            let load_powers = || load_shared_b64(powers).map(f32::from_bits);
+            if owner >= 32 {
+                let [of_k, of_q] = load_powers();
+                overflows = of_k * of_q != 1.0;
+            }
+            if !overflows {
+                break;
+            }
+            rarely();
+            let [of_k, of_q] = load_powers();
+            (k, q) = (times(k, of_k), times(q, of_q));
+            is_first = false;
+        }
+        if owns_column {
+            elements::store([Self::close(c, 0, owner)], o, c.o_element, false);
+        }
+        if c.update_state == 0 && c.has_snapshots == 0 && c.token_index == 0 {
+            return;
+        }
+        sync_threads();
+        // Loaded again, KDA's decay is in no register while the block waits.
+        let decay = if G::per_channel(c) {
+            load_rows(decays)
+        } else {
+            [f32::from_bits(load_shared_b32(smem + Self::FACTORS)); ROWS]
+        };
+        let step = load_steps::<S>(share, steps);
+        each!(r in 0..ROWS => {
+            let s = S::widen(c, raw[r]);
+            let mut next = [0.0; 8];
+            each!(i in 0..8 => next[i] = fma(step[i], k[r], decay[r] * s[i])); // (2) (4)
+            let next = S::narrow(c, next);
+            slots.after::<S>(c, params, row, [K, V], (0, true, slot), |head| {
+                head.store::<S>(share, first + r as u32, next);
+            });
+        });
     }
 
     /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the warps take turns.
@@ -311,6 +457,20 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 }
 
+/// A row that the products of a decode are taken from: KDA's after its decay (2); GDN's decay is in the factors.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn decayed<G: Decays, S: StateElement>(
+    c: &StepConstants,
+    raw: RawFragment,
+    decay: f32,
+) -> [f32; 8] {
+    let mut s = S::widen(c, raw);
+    if G::per_channel(c) {
+        each!(i in 0..8 => s[i] *= decay);
+    }
+    s
+}
+
 /// Leaves this warp's part of S k and S q of every column at `sums`.
 ///
 /// # Safety
@@ -348,6 +508,19 @@ pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
     });
 }
 
+/// δ rk of this thread's columns; those of all columns are at `steps`.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn load_steps<S: StateElement>(share: Share, steps: u32) -> [f32; 8] {
+    let mut step = [0.0; 8];
+    let mut i = 0;
+    while i < 8 {
+        let piece = load_shared_b128(steps + share.column::<S>(i) * 4);
+        each!(j in 0..4 => step[i + j] = f32::from_bits(piece[j]));
+        i += 4;
+    }
+    step
+}
+
 /// The state after a token, whose δ rk of each column is at `steps`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn advance<G: Decays, S: StateElement, const ROWS: usize>(
@@ -358,13 +531,7 @@ pub(crate) unsafe fn advance<G: Decays, S: StateElement, const ROWS: usize>(
     share: Share,
     steps: u32,
 ) {
-    let mut step = [0.0; 8];
-    let mut i = 0;
-    while i < 8 {
-        let piece = load_shared_b128(steps + share.column::<S>(i) * 4);
-        each!(j in 0..4 => step[i + j] = f32::from_bits(piece[j]));
-        i += 4;
-    }
+    let step = load_steps::<S>(share, steps);
     each!(r in 0..ROWS => {
         each!(i in 0..8 => {
             let s = states[r][i];

@@ -51,12 +51,13 @@ pub fn chosen(case: &Case) -> Formulation {
     }
     let [new, previous] = tokens(&case.args);
     let dtype = |view: &crate::buffer::View| case.buffers[view.buffer].dtype;
-    let k_dim = case.pool.dims[3];
-    let has_kernels = case.options.state_layout == StateLayout::KLast
-        && (k_dim == 128 || k_dim == 64 && case.gates.operator() == Operator::Gdn)
+    let is_k_last = case.options.state_layout == StateLayout::KLast;
+    let k_dim = case.pool.dims[if is_k_last { 3 } else { 2 }];
+    let has_kernels = (k_dim == 128 || k_dim == 64 && case.gates.operator() == Operator::Gdn)
         && match dtype(&case.pool) {
-            DType::Bf16 => true,
-            DType::F16 => case.pending.is_none(),
+            DType::Bf16 => is_k_last,
+            DType::F16 => is_k_last && case.pending.is_none(),
+            DType::F32 => case.pending.is_none() && new.max(previous) > 2,
             _ => false,
         }
         && case.snapshots.is_none()

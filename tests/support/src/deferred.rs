@@ -233,7 +233,7 @@ pub fn of_entry(entry: Entry, len: &[i64]) -> Vec<Spec> {
     let Some(computes) = entry.computes() else {
         return Vec::new();
     };
-    let states: &[_] = match computes.states.map(|states| states.element) {
+    let states: &[_] = match computes.element {
         Some(Element::F32) => &[DType::F32],
         _ if computes.family.is_parallel() => &[DType::Bf16],
         _ => &[DType::Bf16, DType::F16],

@@ -83,10 +83,7 @@ fn run<V: Debug>(subject: &str, cases: u32, strategy: &BoxedStrategy<V>, test: &
 pub fn entries_of_each_kind() -> Vec<Entry> {
     let kind = |entry: Entry| {
         let computes = entry.computes();
-        let computes = computes.map(|of| {
-            let layout = of.states.map(|states| states.layout);
-            (of.family, of.per_channel, layout)
-        });
+        let computes = computes.map(|of| (of.family, of.per_channel, of.layout));
         let name = computes.is_none().then(|| entry.name());
         (
             computes,
@@ -104,8 +101,7 @@ pub fn entries_of_each_kind() -> Vec<Entry> {
     }
     let is_f32 = |entry: &&Entry| {
         let computes = entry.computes();
-        let states = computes.and_then(|of| of.states);
-        states.is_some_and(|states| states.element == Element::F32)
+        computes.is_some_and(|of| of.element == Some(Element::F32))
     };
     let of_kinds = kinds.iter().enumerate().map(|(i, of)| {
         let wanted = of.iter().find(|entry| is_f32(entry) == (i % 2 == 1));

@@ -23,7 +23,7 @@ use crate::slots::SlotChoice;
 pub struct Family {
     /// Operator of the layer.
     pub operator: Operator,
-    /// Whether the kernels take exactly one token.
+    /// Whether problems have exactly one new token and no previous ones.
     pub decode: bool,
     /// Whether the kernels are layer steps: with a convolution, a norm or both.
     pub layer: bool,
@@ -38,7 +38,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// The recurrent family, for several tokens one by one.
+    /// The recurrent family, for any number of tokens, one by one.
     #[must_use]
     pub const fn new(operator: Operator, layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// The decode family of GDN, for one token.
+    /// The decodes of GDN: problems with one token of the recurrent family.
     #[must_use]
     pub const fn decode(layout: StateLayout, state: DType, dim: usize) -> Self {
         Self {
@@ -169,12 +169,12 @@ impl Family {
         if family.is_deferred() || family.takes_singles() {
             return Vec::new();
         }
-        let of = |states: launch::States, per_channel| Self {
+        let of = |states: launch::States, per_channel, decode| Self {
             operator: match per_channel {
                 true => Operator::Kda,
                 false => Operator::Gdn,
             },
-            decode: family.max_tokens() == 1,
+            decode,
             layer: family.layer,
             formulation: match (family.is_chunked(), family.is_parallel()) {
                 (true, _) => Formulation::Chunked,
@@ -200,11 +200,19 @@ impl Family {
             let of_f16 = (family.state == DType::Bf16).then_some(of_f16);
             [Some(family), of_f16].into_iter().flatten()
         };
+        // The recurrent kernels have a way of their own for one token.
+        let decodes: &[bool] = match (family == launch::Family::RECURRENT, family.max_tokens()) {
+            (true, _) => &[false, true],
+            (false, 1) => &[true],
+            (false, _) => &[false],
+        };
         let operators = computes.all_operators();
         let families = operators.flat_map(|of_channels| {
-            computes
-                .all_states()
-                .map(move |states| of(states, of_channels))
+            computes.all_states().flat_map(move |states| {
+                decodes
+                    .iter()
+                    .map(move |&decode| of(states, of_channels, decode))
+            })
         });
         families.flat_map(with_f16).collect()
     }

@@ -255,7 +255,8 @@ fn of_each<T>(args: &Arguments<View>, values: impl Fn(&View) -> T) -> Arguments<
 /// If the reference refuses the case.
 #[must_use]
 pub fn truth(before: &Case, stored: Option<&Case>) -> Judgement {
-    let tolerance = Tolerance::from(before.formulation());
+    let state = before.buffers[before.pool.buffer].dtype;
+    let tolerance = Tolerance::from(before.formulation()).on(state.into());
     let values = Values::of(before);
     let stored = stored.map(|after| after.floats(&after.as_klast(after.written_pool())));
     let problem = values.whole(before);

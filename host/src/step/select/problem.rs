@@ -6,6 +6,7 @@ use crate::step::gpu::{Gpu, serves};
 use crate::step::kind::Kind;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
+use crate::tensor::DType;
 
 impl Problem {
     /// The same problem for another GPU. The constants of a prefill depend on the GPU.
@@ -18,6 +19,11 @@ impl Problem {
             };
             let has_two = self.kind.entries(gpu).all(has_room);
             self.constants.stages = if has_two { 2 } else { 1 };
+            self.constants.blocks_per_sm = self.constants.blocks_of_singles(self.kind.v_dim);
+        } else if !self.kind.family.is_deferred() {
+            let is_f32 = self.kind.state == DType::F32;
+            let blocks = self.constants.blocks_of_layer(gpu.machine(), is_f32);
+            self.constants.blocks_per_sm = blocks;
         }
         self
     }

@@ -6,7 +6,7 @@ use gated_delta_kernels::step::StepConstants;
 
 use super::Shape;
 use crate::shapes::Named;
-use crate::step::args::{Convolution, HeadMap, Inputs, Norm, Pending, StateLayout};
+use crate::step::args::{Convolution, Formulation, HeadMap, Inputs, Norm, Pending, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::request::Request;
 use crate::tensor::DType;
@@ -171,7 +171,10 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
         pending_base_index: index(pending.map(|[.., base]| base)),
         state_f16: flag(request.pool().tensor.dtype() == DType::F16),
         state_f32: flag(request.is_chunked() && request.pool().tensor.dtype() == DType::F32),
-        state_v_last: flag(request.is_chunked() && options.state_layout == StateLayout::VLast),
+        state_v_last: flag(
+            request.formulation != Formulation::Recurrent
+                && options.state_layout == StateLayout::VLast,
+        ),
         per_channel: flag(gates.per_channel),
         // The machine of the GPU that the thresholds were measured on. `Problem::on` sets that of another GPU.
         machine: if request.is_chunked() {
@@ -182,9 +185,12 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
         stages: 2 * flag(request.is_chunked()),
         blocks_per_sm: 0,
     };
-    let v_last = constants.state_v_last != 0;
     let blocks_per_sm = match request.is_chunked() {
-        true => StepConstants::blocks_of_singles(heads.v_dim as u32, v_last),
+        true => constants.blocks_of_singles(heads.v_dim as u32),
+        false if request.pending.is_none() => {
+            let is_f32 = request.pool().tensor.dtype() == DType::F32;
+            constants.blocks_of_layer(machine::HOPPER, is_f32)
+        }
         false => constants.blocks_by_tokens(),
     };
     StepConstants {

@@ -42,7 +42,6 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
         return Ok(match (is_layer, is_one) {
             (true, true) => Family::DECODE.in_layer(),
             (true, false) => Family::RECURRENT.in_layer(),
-            (false, true) if !request.gates.per_channel => Family::DECODE,
             (false, _) => Family::RECURRENT,
         });
     }
@@ -55,16 +54,12 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
         ],
         "it has no state after each token",
     )?;
+    let is_f32 = request.pool().tensor.dtype() == DType::F32;
+    let is_v_last = request.options.state_layout == StateLayout::VLast;
     excludes(
         parallel,
-        &[
-            (request.pool().tensor.dtype() == DType::F32, "an f32 state"),
-            (
-                request.options.state_layout == StateLayout::VLast,
-                "a v_last state",
-            ),
-        ],
-        "it is for 16-bit k_last states",
+        &[(is_v_last && !is_f32, "a 16-bit v_last state")],
+        "it is for f32 states and for 16-bit k_last states",
     )?;
     up_to(
         "T of the parallel formulation",
@@ -81,7 +76,10 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     if request.pending.is_some() {
         excludes(
             (true, "pending with formulation = parallel"),
-            &[(request.pool().tensor.dtype() == DType::F16, "an f16 state")],
+            &[
+                (is_f32, "an f32 state"),
+                (request.pool().tensor.dtype() == DType::F16, "an f16 state"),
+            ],
             "with formulation = recurrent such steps are of one token",
         )?;
         return Ok(around(Family::PARALLEL, is_layer).on_deferred());

@@ -78,6 +78,12 @@ const VERIFY: Launch = Launch {
     ring: None,
 };
 
+/// The same of f32 states.
+const OF_F32: Launch = Launch {
+    state: F32,
+    ..VERIFY
+};
+
 /// A decode with a ring.
 const DEFERRED: Launch = Launch {
     tokens: 1,
@@ -385,11 +391,43 @@ fn states_decide_where_tensor_cores_may_come() {
                 ..VERIFY
             },
         ),
+        (Parallel, OF_F32),
+        (
+            Parallel,
+            Launch {
+                layout: StateLayout::VLast,
+                ..OF_F32
+            },
+        ),
+        (
+            Parallel,
+            Launch {
+                tokens: 3,
+                ..OF_F32
+            },
+        ),
         (
             Recurrent,
             Launch {
-                state: F32,
-                ..VERIFY
+                tokens: 2,
+                previous: 2,
+                ..OF_F32
+            },
+        ),
+        (
+            Parallel,
+            Launch {
+                tokens: 1,
+                previous: 3,
+                ..OF_F32
+            },
+        ),
+        (
+            Recurrent,
+            Launch {
+                dim: 96,
+                layout: StateLayout::VLast,
+                ..OF_F32
             },
         ),
         (
@@ -422,12 +460,19 @@ fn states_decide_where_tensor_cores_may_come() {
         ),
         // The states that a commit advances decide.
         (
+            Parallel,
+            Launch {
+                tokens: 0,
+                previous: 3,
+                ..OF_F32
+            },
+        ),
+        (
             Recurrent,
             Launch {
                 tokens: 0,
-                previous: 4,
-                state: F32,
-                ..VERIFY
+                previous: 2,
+                ..OF_F32
             },
         ),
         (
@@ -497,6 +542,16 @@ fn a_gpu_without_clusters_has_a_choice_of_its_own() {
         assert_eq!(
             family(alone, Auto, (8, 6)).unwrap(),
             Family::PARALLEL.in_layer()
+        );
+        // KDA's block of f32 states has no room for a whole head there.
+        let kda = Launch {
+            kda: true,
+            state: F32,
+            ..alone
+        };
+        assert_eq!(
+            family(kda, Auto, (8, 6)).unwrap(),
+            Family::RECURRENT.in_layer()
         );
     }
     assert_eq!(family(VERIFY, Auto, (8, 6)).unwrap(), Family::PARALLEL);

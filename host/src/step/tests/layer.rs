@@ -256,7 +256,10 @@ fn a_layer_has_kernels_of_its_own_and_fresh_rows_have_not() {
         operator(&decode().norm(norm())),
         (Family::DECODE.in_layer(), false)
     );
-    assert_eq!(operator(&decode().fresh(fresh())), (Family::DECODE, false));
+    assert_eq!(
+        operator(&decode().fresh(fresh())),
+        (Family::RECURRENT, false)
+    );
     assert_eq!(operator(&kda_layer()), (Family::DECODE.in_layer(), true));
     let mut kda = kda_layer();
     let (qk, vo) = (tensor(Bf16, &[2, 1, 2, 64]), tensor(Bf16, &[2, 1, 4, 64]));

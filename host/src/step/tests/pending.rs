@@ -244,7 +244,7 @@ fn what_has_no_kernel_is_refused_by_name() {
     refused(
         drafts(4),
         |args| args.states = States::update(tensor(F32, &[5, 4, 64, 64])).into(),
-        &["formulation = parallel", "an f32 state"],
+        &["pending with formulation = parallel", "an f32 state"],
     );
     refused(
         drafts(8),

@@ -64,7 +64,6 @@ fn the_parallel_formulation_says_what_it_is_not_for() {
         shape::switches::check(&args.request()).unwrap();
         args.request().check().unwrap_err().to_string()
     };
-    let f32_state = with_states(gdn(), States::update(tensor(F32, &[5, 4, 64, 64])));
     let v_last = gdn().options(Options::default().state_layout(StateLayout::VLast));
     let nine = |heads| tensor(Bf16, &[2, 9, heads, 64]);
     let mut long = gdn();
@@ -74,8 +73,7 @@ fn the_parallel_formulation_says_what_it_is_not_for() {
         ..previous()
     });
     for (args, part) in [
-        (f32_state, "an f32 state"),
-        (v_last, "a v_last state"),
+        (v_last, "a 16-bit v_last state"),
         (gdn().snapshots(snapshots()), "snapshots"),
         (token_slots(), "token_slots"),
         (

@@ -317,14 +317,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         is_f16: bool,
     ) {
         let (group, half) = (lane % Self::LANES, lane / Self::LANES);
-        let address = Map::<B>::operand(operand)
-            + t * Map::<B>::ROW
-            + group / 4 * 64
-            + group % 4 * 4
-            + half * 32;
+        let token = Map::<B>::operand(operand) + t * Map::<B>::ROW;
+        let address = Map::<B>::channels(token, group) + half * Map::<B>::word(2);
         let low = Map::<B>::LOW;
         store_words(split(a, b, is_f16), address, low);
-        store_words(split(c, d, is_f16), address + 16, low);
+        store_words(split(c, d, is_f16), address + Map::<B>::word(1), low);
     }
 }
 

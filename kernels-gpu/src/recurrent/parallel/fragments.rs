@@ -138,6 +138,19 @@ impl TokenFragment {
         }
     }
 
+    /// `sum` + S · tokensᵀ, of 16 rows of f32 S in split form, high and low. Products of two low parts are left out: 2⁻¹⁸ of the
+    /// whole.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn times_split_state(self, sum: [f32; 4], [high, low]: [Fragment; 2]) -> [f32; 4] {
+        let sum = add_products(sum, high, self.high, false);
+        let sum = add_products(sum, low, self.high, false);
+        if self.split {
+            add_products(sum, high, self.low, false)
+        } else {
+            sum
+        }
+    }
+
     /// `sum` + [first; second] · selfᵀ: rows r are of `first`, rows r + 8 of `second`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn gram(self, sum: [f32; 4], first: Self, second: Self) -> [f32; 4] {
@@ -272,6 +285,30 @@ impl Steps {
         next
     }
 
+    /// S diag(decays) + self · kᵀ on one fragment of S, which is f32: the sum over tokens, then one addition. All lanes of the warp call
+    /// it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn advance_f32(
+        self,
+        state: [[f32; 8]; 2],
+        decays: [f32; 8],
+        k: TokenFragment,
+    ) -> [[f32; 8]; 2] {
+        let Split(steps) = self.split;
+        let mut next = [[0.0; 8]; 2];
+        each!(j in 0..4 => {
+            let mut sum = mma_m16n8k16_bf16(steps, [k.high[j]; 2], [0.0; 4]);
+            if k.split {
+                sum = mma_m16n8k16_bf16(steps, [k.low[j]; 2], sum);
+            }
+            each!(i in 0..4 => {
+                let (half, element) = (i / 2, 2 * j + i % 2);
+                next[half][element] = fma(state[half][element], decays[element], sum[i]);
+            });
+        });
+        next
+    }
+
     /// S diag(decays) of the `j`-th two of a lane's channels of a fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept(state: Fragment, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
@@ -330,10 +367,10 @@ impl SplitMatrix {
 /// Stores 8 channels of a token in fragment order, in split form unless they are bf16. `address` is that of the token's
 /// first word for this lane, and `low` the distance to the low part.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn store_channels(raw: Raw<8>, element: u32, address: u32, low: u32) {
+pub unsafe fn store_channels<B: Block>(raw: Raw<8>, element: u32, address: u32, low: u32) {
     let values = raw.to_f32(element);
     each!(j in 0..4 => {
-        let word = address + 16 * j as u32;
+        let word = address + Map::<B>::word(j as u32);
         if element == Element::Bf16 as u32 {
             store_shared_b32(word, raw.0[j]);
         } else {

@@ -206,7 +206,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 if B::PER_CHANNEL {
                     first + i % 4 * 4 + i / 4 * low
                 } else {
-                    first + i % 4 * 16 + i / 4 * low
+                    first + Map::<B>::word(i % 4) + i / 4 * low
                 }
             };
             let (mut raw, mut rest) = (Raw([0; 8]), Raw([0; 8]));
@@ -273,9 +273,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 if self.state_f16 {
                     self.store_f16_tokens(c, operand, turn, (raw, element), count);
                 } else if t < count {
-                    store_channels(raw.0[turn], element, address, low);
+                    store_channels::<B>(raw.0[turn], element, address, low);
                 } else if t < 8 {
-                    store_channels(Raw([0; 8]), element, address, low);
+                    store_channels::<B>(Raw([0; 8]), element, address, low);
                 }
             }
         });
@@ -285,7 +285,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn channels_place(operand: Operand, t: u32) -> u32 {
         let lane = lane_id() % Self::LANES;
-        Map::<B>::operand(operand) + t * Map::<B>::ROW + lane / 4 * 64 + lane % 4 * 4
+        Map::<B>::channels(Map::<B>::operand(operand) + t * Map::<B>::ROW, lane)
     }
 
     /// Whether a warp has tokens that are stored, where `t` is this lane's: the same for all of its lanes.

@@ -6,7 +6,7 @@
 //! | `SCRATCH` | 512 | M and the scores of one solution, 8 × 8 f32 each | solver | solver |
 //! | `SOLUTIONS` | 2 · 640 | [`Solution`] of the new and of the previous tokens | solver | workers, after the barrier that ends it |
 //! | `VALUES` | WARPS · 2 · 8 · VALUE_ROW | v of the new and the previous tokens as they come, a warp's rows of S each; then o in f32 | a warp | that warp |
-//! | `STATE` | WARPS · ROWS · 2 K | the state, bf16 or f16, a warp's rows of S each | a warp | that warp |
+//! | `STATE` | WARPS · ROWS · (2 or 4) K | the state, a warp's rows of S each | a warp | that warp |
 //! | `STEP` | 2 · 8 · ROW | KDA: what advances the state, as the tokens, bf16 | teams | workers, after their barrier |
 //! | `CHANNELS` | 3 · 8 · 4 K | KDA: k, q and α of every token, f32 | workers | teams, after a barrier |
 //! | `COLUMNS` | 2 · 4 · 128 | KDA: products of the new and of the previous tokens | teams | solver, after their barrier |
@@ -15,9 +15,9 @@
 //! | `LATE` | 2 · 2 · 8 · ROW | KDA's states that wait: k and q with the decays of the pending tokens too | teams | workers, after their barrier |
 //! | `LOG_DECAYS` | 16 · 4 K | KDA's states that wait: log α of pending tokens, then e to those of the tokens behind each | workers | workers, after a barrier |
 //!
-//! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds channels 8c + 2j and 8c + 2j + 1,
-//! so that `load_matrices` gives lane 4r + c of token r the channels 8c .. 8c+8, two to a word: those of the 16 bytes
-//! that the lane holds of a row of S. The rows are 16 bytes longer than their tokens, against bank conflicts; with f16 states
+//! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds the j-th two of the 8 channels of lane 4r + c,
+//! so that `load_matrices` gives this lane all 8 of token r. They are the channels that the lane holds of a row of S
+//! ([`crate::state`]): 8c .. 8c+8 of 16-bit states; 4c .. 4c+4 and 16+4c .. 16+4c+4 of f32 states. The rows are 16 bytes longer than their tokens, against bank conflicts; with f16 states
 //! the first 4 of them, of the high part, have what lacks of GDN's tokens ([`Map::lacks`]).
 //!
 //! Of states that wait the previous tokens are the pending ones, up to 16, and a warp has room for 16 rows of u, f32, where it
@@ -26,7 +26,9 @@
 
 use core::marker::PhantomData;
 
+use super::state::StateRows;
 use crate::device::shared::dynamic_shared_mem;
+use crate::state::StateElement;
 
 /// Tokens of an operand, and rows and columns of a solution's matrices.
 pub const TOKENS: u32 = 8;
@@ -125,6 +127,8 @@ pub trait Block {
     const WARPS: u32;
     /// Rows of S of a worker.
     const ROWS: u32;
+    /// Elements of S. States of 16 bits are K-last, and f32 states either, by a load-time constant.
+    type State: StateRows;
     /// Blocks that share one head's state.
     const TILES: u32 = Self::V / (Self::WARPS * Self::ROWS);
     /// Whether states wait for tokens of a ring, which are then the previous ones.
@@ -163,7 +167,11 @@ impl<B: Block> Map<B> {
             Self::SET
         };
     const STATE: u32 = Self::VALUES + B::WARPS * Self::OF_WARP;
-    const STEP: u32 = Self::STATE + B::WARPS * B::ROWS * 2 * B::K;
+    /// Bytes of a warp's rows of S.
+    const STATE_OF_WARP: u32 = B::ROWS * B::State::BYTES * B::K;
+    /// Whether S is f32.
+    pub const F32_STATE: bool = B::State::BYTES == 4;
+    const STEP: u32 = Self::STATE + B::WARPS * Self::STATE_OF_WARP;
     const CHANNELS: u32 = Self::STEP + 2 * Self::PART;
     const COLUMNS: u32 = Self::CHANNELS + 3 * TOKENS * 4 * B::K;
     const KEPT: u32 = Self::COLUMNS + 2 * 4 * 128;
@@ -223,12 +231,53 @@ impl<B: Block> Map<B> {
         dynamic_shared_mem() + Self::VALUES + warp * Self::OF_WARP + set as u32 * Self::SET
     }
 
-    /// 8 channels, the `chunk`-th, of row `row` of the tiles of `warp`. Odd rows have their halves of 4 chunks
+    /// 16 bytes, the `chunk`-th, of row `row` of the tiles of `warp`, of a K-last state. Odd rows have their halves of 4 chunks
     /// exchanged in pairs, so that neither a row nor a fragment meets a bank twice.
     pub fn state(warp: u32, row: u32, chunk: u32) -> u32 {
         let row_of_block = warp * B::ROWS + row;
         let place = chunk ^ (row & 1) << 2;
-        dynamic_shared_mem() + Self::STATE + row_of_block * (2 * B::K) + place * 16
+        let row_bytes = B::State::BYTES * B::K;
+        dynamic_shared_mem() + Self::STATE + row_of_block * row_bytes + place * 16
+    }
+
+    /// Rows 4 `chunk` .. 4 `chunk` + 4 of channel `channel` of the tiles of `warp`, of a V-last f32 state. The places depend on the
+    /// channel, so that the lanes of a fragment, which differ in `channel / 4 % 4`, meet in no bank.
+    pub fn state_of_channel(warp: u32, channel: u32, chunk: u32) -> u32 {
+        let (low, high) = (channel / 4 % 2, channel / 8 % 2);
+        let (line, place) = if B::ROWS == 16 {
+            (channel ^ low, chunk ^ high << 1)
+        } else {
+            (channel, chunk ^ (2 * high + low) << 1)
+        };
+        let of_warp = dynamic_shared_mem() + Self::STATE + warp * Self::STATE_OF_WARP;
+        of_warp + line * 4 * B::ROWS + place * 16
+    }
+
+    /// The first word of 8 consecutive channels, the `i`-th such, of the token of an operand at `token`.
+    pub fn channels(token: u32, i: u32) -> u32 {
+        if Self::F32_STATE {
+            token + i / 4 * 64 + i % 4 / 2 * 32 + i % 2 * 8
+        } else {
+            token + i / 4 * 64 + i % 4 * 4
+        }
+    }
+
+    /// From [`Self::channels`] to the word of the `j`-th two of these channels.
+    pub const fn word(j: u32) -> u32 {
+        if Self::F32_STATE {
+            j % 2 * 16 + j / 2 * 4
+        } else {
+            j * 16
+        }
+    }
+
+    /// Byte, in a token of an operand, of the word of channel `i` and its neighbour.
+    pub fn word_of_channel(i: u32) -> u32 {
+        if Self::F32_STATE {
+            Self::channels(0, i / 8) + Self::word(i % 8 / 2)
+        } else {
+            i / 32 * 64 + i % 8 / 2 * 16 + i % 32 / 8 * 4
+        }
     }
 
     /// Two halves of 16 bytes a lane: of channels 8l .. 8l+4, then of 8l+4 .. 8l+8.

@@ -9,6 +9,7 @@ pub(crate) mod map;
 pub(crate) mod meeting;
 pub(crate) mod solver;
 pub(crate) mod state;
+mod state_f32;
 pub(crate) mod worker;
 
 pub(crate) use around::{Around, Plain};
@@ -23,18 +24,18 @@ use crate::recurrent::Gating;
 use crate::recurrent::slots::Slots;
 use crate::recurrent::tokens::{Tokens, clear_rest_of_tile};
 use crate::row::Row;
-use crate::state::{B16, StateElement, Tile};
+use crate::state::{StateElement, Tile};
 use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Block, Map, Operand, Set};
-use state::mask;
+use state::{StateRows, mask};
 use worker::Worker;
 
-/// Up to 8 tokens and 8 previous ones on K-last states of 16 bits: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
-/// solver.
-pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
-    PhantomData<G>,
+/// Up to 8 tokens and 8 previous ones, on K-last states of 16 bits or f32 states of either layout: `WARPS` warps of `TILES16` tiles
+/// of 16 rows of S, and the solver.
+pub struct Parallel<G, S, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
+    PhantomData<(G, S)>,
 );
 
 /// The description of a kernel of `family` in such blocks, with so many bytes of shared memory.
@@ -45,12 +46,18 @@ pub(crate) const fn description<B: Block>(family: Family, shared_bytes: u32) -> 
         tiles: B::TILES,
         min_blocks_per_sm: 384 / threads,
         shared: Shared::of_block(shared_bytes),
-        ..Description::of(threads, computes.on(Layout::KLast, B16::ELEMENT))
+        ..Description::of(
+            threads,
+            match B::State::ELEMENT {
+                Element::F32 => computes.of(Element::F32),
+                element => computes.on(Layout::KLast, element),
+            },
+        )
     }
 }
 
-impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Kernel
-    for Parallel<G, K, V, WARPS, TILES16>
+impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>
+    Kernel for Parallel<G, S, K, V, WARPS, TILES16>
 {
     type Params = StepParams;
     type Constants = StepConstants;
@@ -108,9 +115,10 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     }
 }
 
-impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize> Block
-    for Parallel<G, K, V, WARPS, TILES16>
+impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>
+    Block for Parallel<G, S, K, V, WARPS, TILES16>
 {
+    type State = S;
     const PER_CHANNEL: bool = G::PER_CHANNEL;
     const K: u32 = K;
     const V: u32 = V;
@@ -214,17 +222,22 @@ impl<A> RowStep<'_, A> {
                 worker.zero_outputs(tokens.o, c.o_element, tokens.count);
                 return;
             }
-            let (slots, head) = (self.around.slots(), (self.row.hv, [B::V, B::K]));
+            let v_last = worker.v_last;
+            let shape = if v_last { [B::K, B::V] } else { [B::V, B::K] };
+            let (slots, head) = (self.around.slots(), (self.row.hv, shape));
             if tokens.are_none(c) {
                 rarely();
                 let width = B::WARPS * B::ROWS;
-                let tile = Tile::new(false, [B::K, B::V], (self.row.tile * width, width));
+                let tile = Tile::new(v_last, [B::K, B::V], (self.row.tile * width, width));
                 let threads = (thread_idx_x(), 32 * B::WARPS);
-                slots.carry::<B16>(c, self.params, (self.row.hv, tile), threads);
+                slots.carry::<B::State>(c, self.params, (self.row.hv, tile), threads);
                 A::carry(self);
                 return;
             }
-            worker.copy_state(slots.start::<B16>(c, self.params, head), slots.is_fresh());
+            worker.copy_state(
+                slots.start::<B::State>(c, self.params, head),
+                slots.is_fresh(),
+            );
             // A resume, and accesses to states that are not wide, have no registers left for them meanwhile.
             let mut scales = None;
             if c.previous_tokens == 0 && c.wide_state != 0 {
@@ -283,7 +296,7 @@ impl<A> RowStep<'_, A> {
                 meeting::leave_tokens::<B>(Set::New);
             }
 
-            let write = slots.write::<B16>(c, self.params, head);
+            let write = slots.write::<B::State>(c, self.params, head);
             let advance = |set, residuals: &[Split; TILES16], keys, moved| {
                 let keys = if B::PER_CHANNEL { Operand::Step } else { keys };
                 worker.advance_by(set, residuals, operand(keys), moved)

@@ -1,6 +1,6 @@
-//! The state: from global memory to the warp that owns its rows, and back.
+//! The state: from global memory to the warp that owns its rows, and back. [`StateRows`] has what depends on its element.
 
-use super::fragments::{Fragment, Split, SplitMatrix, Steps, Tokens8};
+use super::fragments::{Fragment, Split, SplitMatrix, Steps, TokenFragment, Tokens8};
 use super::map::{Block, Map, Set};
 use super::worker::Worker;
 use crate::device::shared::{
@@ -9,7 +9,77 @@ use crate::device::shared::{
 };
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx, warp_shuffle_xor};
 use crate::math::each::each;
-use crate::state::{B16, Head, Share};
+use crate::state::{B16, Head, Share, StateElement};
+
+/// A fragment of S of a block's warps.
+pub(crate) type StateFragment<B> = <<B as Block>::State as StateRows>::Fragment;
+
+/// Rows of S that a warp owns, by the element of S: 16 bits, K-last; or f32 in either layout ([`super::state_f32`]).
+pub(crate) trait StateRows: StateElement {
+    /// 32 channels of 16 rows of S, 8 channels of rows r and r + 8 to a lane.
+    type Fragment: Copy;
+    /// A fragment as the left factor of a product.
+    type Factors: Copy;
+
+    /// Starts copying the warp's rows of S to shared memory; of a `fresh` row they are zeros.
+    ///
+    /// # Safety
+    /// The head is a live state, where the row is not fresh.
+    unsafe fn copy<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        fresh: bool,
+    );
+
+    /// This lane's part of a fragment of a tile.
+    ///
+    /// # Safety
+    /// The warp's copies of the state have been waited for.
+    unsafe fn load<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        tile: usize,
+        fragment: usize,
+    ) -> Self::Fragment;
+
+    fn factors(fragment: Self::Fragment) -> Self::Factors;
+
+    /// `sum` + S · tokensᵀ.
+    fn product(sum: [f32; 4], state: Self::Factors, tokens: TokenFragment) -> [f32; 4];
+
+    /// (e) on a fragment; `state` itself, to the bit, where `moved` is 0.
+    fn advance(
+        steps: Steps,
+        state: (Self::Fragment, bool),
+        decays: [f32; 8],
+        k: TokenFragment,
+        moved: u32,
+    ) -> Self::Fragment;
+
+    /// Bytes from the f32 of this lane's first channel of a fragment to that of its fifth, and of a lane to that of the next.
+    const CHANNELS: [u32; 2];
+
+    /// Stores a fragment of a tile.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    unsafe fn store<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        at: (usize, usize),
+        next: Self::Fragment,
+    );
+
+    /// Stores two neighbouring fragments of a tile, from `pair` · 2. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    unsafe fn store_pair<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        at: (usize, usize),
+        fragments: [Self::Fragment; 2],
+    );
+}
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
 pub struct Advance<const TILES16: usize> {
@@ -40,13 +110,14 @@ pub enum Decays {
 impl Decays {
     /// The decays of this lane's 8 channels of a fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn of_fragment(&self, fragment: usize) -> [f32; 8] {
+    pub unsafe fn of_fragment<S: StateRows>(&self, fragment: usize) -> [f32; 8] {
         match *self {
             Self::Head(decay) => [decay; 8],
             Self::Channels(address) => {
-                let address = address + 128 * fragment as u32 + lane_id() % 4 * 32;
+                let [later, lane] = S::CHANNELS;
+                let address = address + 128 * fragment as u32 + lane_id() % 4 * lane;
                 let [[a, b, c, d], [e, f, g, h]] =
-                    [load_shared_b128(address), load_shared_b128(address + 16)];
+                    [load_shared_b128(address), load_shared_b128(address + later)];
                 [a, b, c, d, e, f, g, h].map(f32::from_bits)
             }
         }
@@ -54,55 +125,13 @@ impl Decays {
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
-    /// Chunks of 8 channels of a row of S.
-    const CHUNKS: u32 = B::K / 8;
-
-    /// This lane's chunk of whole rows, a row and its place in shared memory, in the `i`-th of the turns in which a warp
-    /// goes through its rows: whole sectors, and lines, of global memory.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn of_rows(&self, i: u32) -> (Share, u32, u32) {
-        let chunk = lane_id() % Self::CHUNKS;
-        let row = i * (32 / Self::CHUNKS) + lane_id() / Self::CHUNKS;
-        let share = Share {
-            lane: chunk,
-            lanes: Self::CHUNKS,
-            first: 0,
-        };
-        let place = Map::<B>::state(self.warp, row, chunk);
-        (share, self.first + row, place)
-    }
-
-    const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
-
-    /// Address in shared memory of channels 8c .. 8c+8 of a fragment in row 8 `half` + r of a tile: this lane's fragment.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn fragment(&self, tile: usize, fragment: usize, half: usize) -> u32 {
-        let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
-        let chunk = 4 * fragment as u32 + lane_id() % 4;
-        Map::<B>::state(self.warp, row, chunk)
-    }
-
     /// Starts copying the warp's rows of S to shared memory; of a `fresh` row they are zeros.
     ///
     /// # Safety
     /// The head is a live state, where the row is not fresh.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy_state(&self, head: Head, fresh: bool) {
-        each!(i in 0..Self::ROW_TURNS => {
-            let (share, row, place) = self.of_rows(i);
-            // SAFETY: the caller's promise; the warp reads them after it has waited.
-            unsafe {
-                if fresh {
-                    store_shared_b128(place, [0; 4]);
-                } else if self.wide_state {
-                    let element = row * B::K + 8 * share.lane;
-                    copy_async_b128(place, head.address + 2 * element as u64);
-                } else {
-                    let [a, b, c, d, ..] = head.load::<B16>(share, row, true);
-                    store_shared_b128(place, [a, b, c, d]);
-                }
-            }
-        });
+        B::State::copy(self, head, fresh);
         copy_async_commit();
     }
 
@@ -114,20 +143,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn state(&self, tile: usize, fragment: usize) -> Fragment {
-        [0, 1].map(|half| load_shared_b128(self.fragment(tile, fragment, half)))
-    }
-
-    /// Leaves a fragment where [`Self::state`] finds it.
-    ///
-    /// # Safety
-    /// The warp's copies of the state have been waited for.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn leave_fragment(&self, tile: usize, fragment: usize, next: Fragment) {
-        each!(half in 0..2 => {
-            // SAFETY: the caller's promise; the fragment is this lane's alone.
-            unsafe { store_shared_b128(self.fragment(tile, fragment, half), next[half]) };
-        });
+    pub unsafe fn state(&self, tile: usize, fragment: usize) -> StateFragment<B> {
+        B::State::load(self, tile, fragment)
     }
 
     /// (c), and what turns S₀ into the state after the tokens of `set`; where `moved` is 0, into S₀.
@@ -166,32 +183,185 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         advance: &Advance<TILES16>,
         tile: usize,
         fragment: usize,
-        state: Fragment,
-    ) -> Fragment {
+        state: StateFragment<B>,
+    ) -> StateFragment<B> {
         let (keys, decays) = (
             advance.keys.channels(fragment),
-            advance.decays.of_fragment(fragment),
+            advance.decays.of_fragment::<B::State>(fragment),
         );
-        let mut next = advance.steps[tile].advance((state, advance.state_f16), decays, keys);
+        let state = (state, advance.state_f16);
+        B::State::advance(advance.steps[tile], state, decays, keys, advance.moved)
+    }
+
+    /// Advances S₀, whose copies have been waited for, and stores it.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
+        each!(pair in 0..Self::FRAGMENTS / 2 => {
+            each!(tile in 0..TILES16 => {
+                // Not by `map`, which takes more registers.
+                let [one, two] = [2 * pair, 2 * pair + 1];
+                let first = Self::advance_fragment(advance, tile, one, self.state(tile, one));
+                let second = Self::advance_fragment(advance, tile, two, self.state(tile, two));
+                B::State::store_pair(self, head, (tile, pair), [first, second]);
+            });
+            // A load fence: docs/compiler.md.
+            sync_warp(FULL_MASK);
+        });
+    }
+
+    /// Stores a fragment of a tile.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_fragment(
+        &self,
+        head: Head,
+        tile: usize,
+        fragment: usize,
+        next: StateFragment<B>,
+    ) {
+        B::State::store(self, head, (tile, fragment), next);
+    }
+}
+
+/// 16-bit states, K-last.
+impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
+    /// Chunks of 8 channels of a row of S.
+    const CHUNKS: u32 = B::K / 8;
+
+    /// This lane's chunk of whole rows, a row and its place in shared memory, in the `i`-th of the turns in which a warp
+    /// goes through its rows: whole sectors, and lines, of global memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of_rows(&self, i: u32) -> (Share, u32, u32) {
+        let chunk = lane_id() % Self::CHUNKS;
+        let row = i * (32 / Self::CHUNKS) + lane_id() / Self::CHUNKS;
+        let share = Share {
+            lane: chunk,
+            lanes: Self::CHUNKS,
+            first: 0,
+        };
+        let place = Map::<B>::state(self.warp, row, chunk);
+        (share, self.first + row, place)
+    }
+
+    const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
+
+    /// Address in shared memory of channels 8c .. 8c+8 of a fragment in row 8 `half` + r of a tile: this lane's fragment.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn fragment(&self, tile: usize, fragment: usize, half: usize) -> u32 {
+        let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
+        let chunk = 4 * fragment as u32 + lane_id() % 4;
+        Map::<B>::state(self.warp, row, chunk)
+    }
+
+    /// Leaves a fragment where [`Self::state`] finds it.
+    ///
+    /// # Safety
+    /// The warp's copies of the state have been waited for.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn leave_fragment(&self, tile: usize, fragment: usize, next: Fragment) {
+        each!(half in 0..2 => {
+            // SAFETY: the caller's promise; the fragment is this lane's alone.
+            unsafe { store_shared_b128(self.fragment(tile, fragment, half), next[half]) };
+        });
+    }
+}
+
+impl StateRows for B16 {
+    type Fragment = Fragment;
+    type Factors = Fragment;
+
+    const CHANNELS: [u32; 2] = [16, 32];
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn copy<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        fresh: bool,
+    ) {
+        each!(i in 0..Worker::<B, TILES16>::ROW_TURNS => {
+            let (share, row, place) = worker.of_rows(i);
+            // SAFETY: the caller's promise; the warp reads them after it has waited.
+            unsafe {
+                if fresh {
+                    store_shared_b128(place, [0; 4]);
+                } else if worker.wide_state {
+                    let element = row * B::K + 8 * share.lane;
+                    copy_async_b128(place, head.address + 2 * element as u64);
+                } else {
+                    let [a, b, c, d, ..] = head.load::<B16>(share, row, true);
+                    store_shared_b128(place, [a, b, c, d]);
+                }
+            }
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        tile: usize,
+        fragment: usize,
+    ) -> Fragment {
+        [0, 1].map(|half| load_shared_b128(worker.fragment(tile, fragment, half)))
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn factors(fragment: Fragment) -> Fragment {
+        fragment
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn product(sum: [f32; 4], state: Fragment, tokens: TokenFragment) -> [f32; 4] {
+        tokens.times_state(sum, state)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn advance(
+        steps: Steps,
+        state: (Fragment, bool),
+        decays: [f32; 8],
+        k: TokenFragment,
+        moved: u32,
+    ) -> Fragment {
+        let mut next = steps.advance(state, decays, k);
+        let (state, _) = state;
         each!(half in 0..2 => {
             each!(j in 0..4 => {
-                next[half][j] = next[half][j] & advance.moved | state[half][j] & !advance.moved;
+                next[half][j] = next[half][j] & moved | state[half][j] & !moved;
             });
         });
         next
     }
 
-    /// Stores two neighbouring fragments of a tile, from `pair` · 2. Lanes of neighbouring rows exchange some, so that 8
-    /// lanes store 128 bytes of one row. All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// The head is a live state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_pair(
-        &self,
+    unsafe fn store<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
         head: Head,
-        tile: usize,
-        pair: usize,
+        (tile, fragment): (usize, usize),
+        next: Fragment,
+    ) {
+        let share = Share {
+            lane: lane_id() % 4,
+            lanes: 4,
+            first: 32 * fragment as u32,
+        };
+        each!(half in 0..2 => {
+            let [a, b, c, d] = next[half];
+            let row = worker.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
+            head.store::<Self>(share, row, [a, b, c, d, 0, 0, 0, 0]);
+        });
+    }
+
+    /// Lanes of neighbouring rows exchange some, so that 8 lanes store 128 bytes of one row.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_pair<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        (tile, pair): (usize, usize),
         fragments: [Fragment; 2],
     ) {
         // Masks: docs/compiler.md.
@@ -211,46 +381,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 let exchanged = (own ^ got) & odd;
                 (even_row[j], odd_row[j]) = (own ^ exchanged, got ^ exchanged);
             });
-            let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 8 * 2;
-            head.store::<B16>(share, row, even_row);
-            head.store::<B16>(share, row + 1, odd_row);
-        });
-    }
-
-    /// Advances S₀, whose copies have been waited for, and stores it.
-    ///
-    /// # Safety
-    /// The head is a live state.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
-        each!(pair in 0..Self::FRAGMENTS / 2 => {
-            each!(tile in 0..TILES16 => {
-                // Not by `map`, which takes more registers.
-                let [one, two] = [2 * pair, 2 * pair + 1];
-                let first = Self::advance_fragment(advance, tile, one, self.state(tile, one));
-                let second = Self::advance_fragment(advance, tile, two, self.state(tile, two));
-                self.store_pair(head, tile, pair, [first, second]);
-            });
-            // A load fence: docs/compiler.md.
-            sync_warp(FULL_MASK);
-        });
-    }
-
-    /// Stores a fragment of a tile.
-    ///
-    /// # Safety
-    /// The head is a live state.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_fragment(&self, head: Head, tile: usize, fragment: usize, next: Fragment) {
-        let share = Share {
-            lane: lane_id() % 4,
-            lanes: 4,
-            first: 32 * fragment as u32,
-        };
-        each!(half in 0..2 => {
-            let [a, b, c, d] = next[half];
-            let row = self.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
-            head.store::<B16>(share, row, [a, b, c, d, 0, 0, 0, 0]);
+            let row = worker.first + (16 * tile + 8 * half) as u32 + lane_id() / 8 * 2;
+            head.store::<Self>(share, row, even_row);
+            head.store::<Self>(share, row + 1, odd_row);
         });
     }
 }

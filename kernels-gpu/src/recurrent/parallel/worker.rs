@@ -2,8 +2,9 @@
 
 use core::marker::PhantomData;
 
-use super::fragments::{Fragment, Split, SplitMatrix, Tokens8};
+use super::fragments::{Split, SplitMatrix, Tokens8};
 use super::map::{Block, Map, Set};
+use super::state::{StateFragment, StateRows};
 use crate::constants::Element;
 use crate::device::float::fma;
 use crate::device::shared::{load_shared_b16, load_shared_b32, load_shared_b64, store_shared_b32};
@@ -26,6 +27,8 @@ pub struct Worker<B, const TILES16: usize> {
     pub wide_state: bool,
     /// The state is f16, not bf16.
     pub state_f16: bool,
+    /// The state is V-last. 16-bit states are not.
+    pub v_last: bool,
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
@@ -42,6 +45,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             wide_io: c.wide_io != 0,
             wide_state: c.wide_state != 0,
             state_f16: c.state_f16 != 0,
+            v_last: Map::<B>::F32_STATE && c.state_v_last != 0,
         }
     }
 
@@ -56,7 +60,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         each!(fragment in 0..Self::FRAGMENTS => {
             let k = keys.fragment(fragment);
             each!(tile in 0..TILES16 => {
-                products[tile] = k.times_state(products[tile], self.state(tile, fragment));
+                let s = B::State::factors(self.state(tile, fragment));
+                products[tile] = B::State::product(products[tile], s, k);
             });
         });
         products
@@ -71,7 +76,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         &self,
         keys: Tokens8,
         queries: Tokens8,
-        state: impl Fn(usize, usize, Fragment) -> Fragment,
+        state: impl Fn(usize, usize, StateFragment<B>) -> StateFragment<B>,
     ) -> [Products<TILES16>; 2] {
         Self::wait_for_state();
         let (mut sk, mut sq) = ([[0.0; 4]; TILES16], [[0.0; 4]; TILES16]);
@@ -79,8 +84,9 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let (k, q) = (keys.fragment(fragment), queries.fragment(fragment));
             each!(tile in 0..TILES16 => {
                 let s = state(tile, fragment, self.state(tile, fragment));
-                sk[tile] = k.times_state(sk[tile], s);
-                sq[tile] = q.times_state(sq[tile], s);
+                let s = B::State::factors(s);
+                sk[tile] = B::State::product(sk[tile], s, k);
+                sq[tile] = B::State::product(sq[tile], s, q);
             });
         });
         [sk, sq]

@@ -67,7 +67,6 @@ pub fn of_snapshots() -> Vec<Rule> {
         (|args| (args.update_state, args.write_slots) = (false, None), ["update_state = false and write_pool exclude each other", "no state is written", ""]),
         (|args| args.previous = Some(previous()), ["previous and snapshots exclude each other", "no other", ""]),
         (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and snapshots exclude each other", "no state after each token", ""]),
-        (|args| (args.options.formulation, args.snapshots) = (Formulation::Parallel, None), ["formulation = parallel and an f32 state exclude each other", "16-bit k_last states", ""]),
         (|args| (args.read_slots, args.pool) = (None, tensor(F32, &[1, 4, 64, 64])), ["B without read_slots", "at most P = 1", "got 2"]),
         (|args| args.options.scale = Some(f32::NAN), ["scale", "a finite number", "got NaN"]),
         (|args| args.options.null_slot = Some(u32::MAX), ["null_slot", "below 2^32 - 1", "got 4294967295"]),
@@ -159,7 +158,7 @@ pub fn of_previous() -> Vec<Rule> {
         (|args| args.snapshots = Some(tensor(Bf16, &[2, 3, 4, 64, 64])), ["previous and snapshots exclude each other", "no other", ""]),
         (|args| args.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
         (|args| args.options.formulation = Formulation::Parallel, ["T' of the parallel formulation = 9", "not supported: 1 to 8", ""]),
-        (|args| (args.options.formulation, args.options.state_layout) = (Formulation::Parallel, StateLayout::VLast), ["formulation = parallel and a v_last state exclude each other", "16-bit k_last states", ""]),
+        (|args| (args.options.formulation, args.options.state_layout) = (Formulation::Parallel, StateLayout::VLast), ["formulation = parallel and a 16-bit v_last state exclude each other", "f32 states and for 16-bit k_last states", ""]),
         (|args| { args.options.formulation = Formulation::Parallel; args.new.iter_mut().for_each(|new| new.q = tensor(Bf16, &[2, 9, 2, 64])) }, ["T of the parallel formulation = 9", "not supported: 1 to 8", ""]),
     ];
     all(tensors, CHANGES)
@@ -189,7 +188,7 @@ pub fn of_commit() -> Vec<Rule> {
     #[rustfmt::skip]
     const CHANGES: &[(Change, Message)] = &[
         (|args| args.update_state = false, ["a commit and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
-        (|args| args.options.formulation = Formulation::Parallel, ["formulation = parallel and an f32 state exclude each other", "16-bit k_last states", ""]),
+        (|args| args.options.formulation = Formulation::Parallel, ["T' of the parallel formulation = 9", "not supported: 1 to 8", ""]),
         (|args| args.options.null_slot = Some(u32::MAX), ["null_slot", "below 2^32 - 1", "got 4294967295"]),
     ];
     all(tensors, CHANGES)

@@ -1,0 +1,181 @@
+//! f32 states of either layout, by a load-time constant.
+//!
+//! A product takes S in two parts of bf16, good to 2⁻¹⁷; the new state is made by additions in f32. A lane holds channels
+//! 4c .. 4c+4 and 16+4c .. 16+4c+4 of a fragment, two vectors of a K-last row. Of a V-last state it takes the 8 channels from as many
+//! rows [`Map::state_of_channel`], word by word: 32 lanes without a conflict of banks, and whole sectors of global memory.
+
+use super::fragments::{Fragment, Steps, TokenFragment, split};
+use super::map::{Block, Map};
+use super::state::StateRows;
+use super::worker::Worker;
+use crate::device::global::store_state_b32;
+use crate::device::shared::{
+    copy_async_b128, load_shared_b32, load_shared_b128, store_shared_b128,
+};
+use crate::device::warp::lane_id;
+use crate::math::each::each;
+use crate::state::{F32, Head, Share, StateElement};
+
+/// Elements of 16 bytes.
+const VECTOR: u32 = F32::VECTOR;
+
+impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
+    /// Turns in which a warp goes through its rows of S, 16 bytes to a lane: whole sectors, and lines, of global memory.
+    const TURNS_OF_STATE: u32 = B::ROWS * B::K / VECTOR / 32;
+
+    /// Element of the head's state of this lane's 16 bytes in turn `i`, and their address in shared memory.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn vector(&self, i: u32) -> (u32, u32) {
+        let of_row = if self.v_last { B::ROWS } else { B::K } / VECTOR;
+        let chunk = lane_id() % of_row;
+        let row = i * (32 / of_row) + lane_id() / of_row;
+        if self.v_last {
+            let element = row * B::V + self.first + VECTOR * chunk;
+            (element, Map::<B>::state_of_channel(self.warp, row, chunk))
+        } else {
+            let element = (self.first + row) * B::K + VECTOR * chunk;
+            (element, Map::<B>::state(self.warp, row, chunk))
+        }
+    }
+
+    /// Channel, and row of the warp's, of element `i` of this lane's part of a fragment, of rows 8 `half` + r of a tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn place((tile, fragment): (usize, usize), half: usize, i: usize) -> (u32, u32) {
+        let channel = lane_share(fragment).first + lane_share(fragment).column::<F32>(i);
+        (channel, (16 * tile + 8 * half) as u32 + lane_id() / 4)
+    }
+}
+
+/// This lane's channels of a fragment.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn lane_share(fragment: usize) -> Share {
+    Share {
+        lane: lane_id() % 4,
+        lanes: 4,
+        first: 32 * fragment as u32,
+    }
+}
+
+impl StateRows for F32 {
+    type Fragment = [[f32; 8]; 2];
+    type Factors = [Fragment; 2];
+
+    const CHANNELS: [u32; 2] = [64, 16];
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn copy<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        fresh: bool,
+    ) {
+        each!(i in 0..Worker::<B, TILES16>::TURNS_OF_STATE => {
+            let (element, place) = worker.vector(i);
+            // SAFETY: the caller's promise; the warp reads them after it has waited.
+            unsafe {
+                if fresh {
+                    store_shared_b128(place, [0; 4]);
+                } else if worker.wide_state {
+                    copy_async_b128(place, head.address + 4 * element as u64);
+                } else {
+                    store_shared_b128(place, head.load_vector::<Self>(element));
+                }
+            }
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        tile: usize,
+        fragment: usize,
+    ) -> [[f32; 8]; 2] {
+        let mut state = [[0; 8]; 2];
+        each!(half in 0..2 => {
+            if worker.v_last {
+                each!(i in 0..8 => {
+                    let (channel, row) = Worker::<B, TILES16>::place((tile, fragment), half, i);
+                    let place = Map::<B>::state_of_channel(worker.warp, channel, row / VECTOR);
+                    state[half][i] = load_shared_b32(place + row % VECTOR * 4);
+                });
+            } else {
+                each!(i in 0..2 => {
+                    let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
+                    let chunk = 8 * fragment as u32 + 4 * i as u32 + lane_id() % 4;
+                    let words = load_shared_b128(Map::<B>::state(worker.warp, row, chunk));
+                    each!(word in 0..4 => state[half][4 * i + word] = words[word]);
+                });
+            }
+        });
+        state.map(|row| row.map(f32::from_bits))
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn factors(state: [[f32; 8]; 2]) -> [Fragment; 2] {
+        let mut parts = [[[0; 4]; 2]; 2];
+        each!(half in 0..2 => {
+            each!(j in 0..4 => {
+                let [high, low] = split(state[half][2 * j], state[half][2 * j + 1], false);
+                (parts[0][half][j], parts[1][half][j]) = (high, low);
+            });
+        });
+        parts
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn product(sum: [f32; 4], state: [Fragment; 2], tokens: TokenFragment) -> [f32; 4] {
+        tokens.times_split_state(sum, state)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn advance(
+        steps: Steps,
+        (state, _): ([[f32; 8]; 2], bool),
+        decays: [f32; 8],
+        k: TokenFragment,
+        moved: u32,
+    ) -> [[f32; 8]; 2] {
+        let next = steps.advance_f32(state, decays, k);
+        let mut kept = [[0.0; 8]; 2];
+        each!(half in 0..2 => {
+            each!(i in 0..8 => {
+                let (next, state) = (next[half][i].to_bits(), state[half][i].to_bits());
+                kept[half][i] = f32::from_bits(next & moved | state & !moved);
+            });
+        });
+        kept
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        (tile, fragment): (usize, usize),
+        next: [[f32; 8]; 2],
+    ) {
+        each!(half in 0..2 => {
+            if worker.v_last {
+                each!(i in 0..8 => {
+                    let (channel, row) = Worker::<B, TILES16>::place((tile, fragment), half, i);
+                    let element = channel * B::V + worker.first + row;
+                    let address = head.address + 4 * element as u64;
+                    // SAFETY: the caller's promise.
+                    unsafe { store_state_b32(address, next[half][i].to_bits()) };
+                });
+            } else {
+                let row = worker.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
+                head.store::<Self>(lane_share(fragment), row, next[half].map(f32::to_bits));
+            }
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_pair<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        (tile, pair): (usize, usize),
+        [first, second]: [[[f32; 8]; 2]; 2],
+    ) {
+        Self::store(worker, head, (tile, 2 * pair), first);
+        Self::store(worker, head, (tile, 2 * pair + 1), second);
+    }
+}
