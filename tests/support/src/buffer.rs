@@ -253,6 +253,14 @@ impl View {
     /// If the view leaves its buffer.
     pub fn of<'a>(&self, bases: &[Tensor<'a>]) -> Result<Tensor<'a>, Error> {
         let elements = self.dims.iter().map(|&dim| dim.max(1)).product();
+        // An allocation on a GPU may have room for more elements than the buffer.
+        if self.dims.iter().all(|&dim| dim > 0) {
+            let steps = self.dims.iter().zip(&self.strides);
+            let last = steps.fold(self.offset, |last, (&dim, &stride)| {
+                last.saturating_add((dim - 1).saturating_mul(stride))
+            });
+            bases[self.buffer].narrow(0, last, 1)?;
+        }
         let mut tensor = bases[self.buffer].narrow(0, self.offset, elements)?;
         for &inner in self.dims.iter().skip(1).rev() {
             tensor = tensor.split(0, inner.max(1))?;
