@@ -222,7 +222,7 @@ impl Plan {
         if self.problem.is_chunked() && request.formulation == Formulation::Auto {
             request.formulation = Formulation::Chunked;
         }
-        if request.chosen().check()?.on(self.library.gpu()) != self.problem {
+        if request.chosen().check_on(self.library.gpu())? != self.problem {
             return Err(Error::Contradiction {
                 one: "the plan",
                 other: "these arguments",

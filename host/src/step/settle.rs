@@ -26,6 +26,6 @@ impl Request<'_> {
         }
         let mut one_by_one = *self;
         one_by_one.formulation = Formulation::Recurrent;
-        one_by_one.check()
+        Ok(one_by_one.check()?.on(gpu))
     }
 }

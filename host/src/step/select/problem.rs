@@ -9,7 +9,7 @@ use crate::step::problem::Problem;
 use crate::tensor::DType;
 
 impl Problem {
-    /// The same problem for another GPU. The constants of a prefill depend on the GPU.
+    /// The same problem for a GPU: the constants of a prefill, and the blocks of a multiprocessor, depend on the GPU.
     pub fn on(mut self, gpu: Gpu) -> Self {
         if self.is_chunked() {
             self.constants.machine = gpu.machine();
@@ -19,13 +19,21 @@ impl Problem {
             };
             let has_two = self.kind.entries(gpu).all(has_room);
             self.constants.stages = if has_two { 2 } else { 1 };
-            self.constants.blocks_per_sm = self.constants.blocks_of_singles(self.kind.v_dim);
-        } else if !self.kind.family.is_deferred() {
-            let is_f32 = self.kind.state == DType::F32;
-            let blocks = self.constants.blocks_of_layer(gpu.machine(), is_f32);
-            self.constants.blocks_per_sm = blocks;
         }
+        self.constants.blocks_per_sm = self.blocks_per_sm(gpu.machine());
         self
+    }
+
+    /// Blocks of a multiprocessor that registers leave room for on a machine, by the sort of kernel.
+    fn blocks_per_sm(&self, machine: u32) -> u32 {
+        let (kind, constants) = (self.kind, &self.constants);
+        if kind.is_chunked() {
+            constants.blocks_of_singles(kind.v_dim)
+        } else if kind.family.is_deferred() {
+            constants.blocks_by_tokens()
+        } else {
+            constants.blocks_of_layer(machine, kind.state == DType::F32)
+        }
     }
 
     /// The kind for rows of these lengths. On Hopper short rows have kernels of their own.

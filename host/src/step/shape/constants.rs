@@ -55,7 +55,7 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
     let pending = request.pending.map(Pending::named);
     let of_conv = &found.convolution;
     let update = !request.read_only && previous.is_none() && !request.has(Argument::TokenSlots);
-    let constants = StepConstants {
+    StepConstants {
         h: heads.h as u32,
         ratio: heads.ratio as u32,
         tiled: flag(options.head_map == HeadMap::Tiled),
@@ -183,18 +183,7 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
             0
         },
         stages: 2 * flag(request.is_chunked()),
+        // `Problem::on` sets the number.
         blocks_per_sm: 0,
-    };
-    let blocks_per_sm = match request.is_chunked() {
-        true => constants.blocks_of_singles(heads.v_dim as u32),
-        false if request.pending.is_none() => {
-            let is_f32 = request.pool().tensor.dtype() == DType::F32;
-            constants.blocks_of_layer(machine::HOPPER, is_f32)
-        }
-        false => constants.blocks_by_tokens(),
-    };
-    StepConstants {
-        blocks_per_sm,
-        ..constants
     }
 }
