@@ -91,6 +91,29 @@ pub struct Row {
 }
 
 impl Row {
+    /// A row of a case without times.
+    #[must_use]
+    pub fn untimed(case: &Case, entry: &str, [error_o, error_state]: [f64; 2]) -> Self {
+        Self {
+            case: case.title(),
+            state: case.state.to_string(),
+            entry: entry.to_owned(),
+            selected: false,
+            error_o,
+            error_state,
+            us: None,
+            us_p10: None,
+            us_p90: None,
+            bytes_us: None,
+            peer_us: None,
+            peer: None,
+            copy_gb_s: None,
+            gpu: String::new(),
+            driver: String::new(),
+            commit: String::new(),
+        }
+    }
+
     /// Puts the fastest of the peers that were recorded on this GPU for the same work beside the row.
     pub fn put_beside(&mut self, peers: &Peers, gpu: &str) {
         (self.peer_us, self.peer) = peers.best(gpu, &self.case, &self.state).unzip();
@@ -480,24 +503,7 @@ impl Bench<'_> {
         }
         let [error_o, error_state] = buffers.errors(truths)?;
         let case = buffers.case;
-        let mut row = Row {
-            case: case.title(),
-            state: case.state.to_string(),
-            entry: entry.name().to_owned(),
-            selected: false,
-            error_o,
-            error_state,
-            us: None,
-            us_p10: None,
-            us_p90: None,
-            bytes_us: None,
-            peer_us: None,
-            peer: None,
-            copy_gb_s: None,
-            gpu: String::new(),
-            driver: String::new(),
-            commit: String::new(),
-        };
+        let mut row = Row::untimed(case, entry.name(), [error_o, error_state]);
         if let (Some((timer, run)), None) = (self.timer, wrong(&row, case.state)) {
             let Micros { median, p10, p90 } = timer.graph(buffers.sets.max(8), launch)?;
             (row.us, row.us_p10, row.us_p90) = (Some(median), Some(p10), Some(p90));

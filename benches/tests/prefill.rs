@@ -281,22 +281,9 @@ fn options_choose_heads_bare_cases_and_gates() {
 #[test]
 fn a_bare_row_is_never_compared_with_one_that_has_the_norms() {
     let row = |case: &Case, us: f64| Row {
-        case: case.title(),
-        state: case.state.to_string(),
-        entry: "chain".to_owned(),
         selected: true,
-        error_o: 0.0,
-        error_state: 0.0,
         us: Some(us),
-        us_p10: None,
-        us_p90: None,
-        bytes_us: None,
-        peer_us: None,
-        peer: None,
-        copy_gb_s: None,
-        gpu: String::new(),
-        driver: String::new(),
-        commit: String::new(),
+        ..Row::untimed(case, "chain", [0.0; 2])
     };
     let empty = tempfile::tempdir().unwrap();
     let plain = Case::new("8x1024", vec![1024; 8]);
