@@ -264,11 +264,11 @@ impl Computes {
 
     /// The states that it computes with: those that it is compiled for, or all.
     pub fn all_states(&self) -> impl Iterator<Item = States> + use<> {
-        let (own, element) = (*self, self.element);
+        let own = *self;
         let all = States::ALL.into_iter();
         all.filter(move |it| {
             (own.has_any_states() || own.layout == Some(it.layout))
-                && element.is_none_or(|element| element == it.element)
+                && own.element.is_none_or(|element| element == it.element)
         })
     }
 

@@ -179,7 +179,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// The solver: the new tokens among themselves, whatever is pending.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn solve<B: Block<State = B16>, const TILES16: usize>(&self, gates: GateInputs)
+    unsafe fn solve<B: Block, const TILES16: usize>(&self, gates: GateInputs)
     where
         A: Around<B, TILES16>,
     {
@@ -345,7 +345,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// (3), by the warps of the first pending tokens and of the later ones.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn weigh<B: Block<State = B16>, const TILES16: usize>(
+    unsafe fn weigh<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
         log_decays: &LogDecays,
@@ -361,7 +361,7 @@ impl<A> DeferredStep<'_, A> {
 
     /// S · kᵀ and S · qᵀ of the state as it is; with KDA's decays of the pending tokens, unless they are in it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn products<B: Block<State = B16>, const TILES16: usize>(
+    unsafe fn products<B: Block, const TILES16: usize>(
         &self,
         worker: &Worker<B, TILES16>,
     ) -> [Products<TILES16>; 2] {

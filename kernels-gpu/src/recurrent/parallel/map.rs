@@ -17,8 +17,9 @@
 //!
 //! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds the j-th two of the 8 channels of lane 4r + c,
 //! so that `load_matrices` gives this lane all 8 of token r. They are the channels that the lane holds of a row of S
-//! ([`crate::state`]): 8c .. 8c+8 of 16-bit states; 4c .. 4c+4 and 16+4c .. 16+4c+4 of f32 states. The rows are 16 bytes longer than their tokens, against bank conflicts; with f16 states
-//! the first 4 of them, of the high part, have what lacks of GDN's tokens ([`Map::lacks`]).
+//! ([`crate::state`]): 8c .. 8c+8 of 16-bit states; 4c .. 4c+4 and 16+4c .. 16+4c+4 of f32 states. The rows are 16 bytes longer than
+//! their tokens, against bank conflicts; with f16 states the first 4 of them, of the high part, have what lacks of GDN's tokens
+//! ([`Map::lacks`]).
 //!
 //! Of states that wait the previous tokens are the pending ones, up to 16, and a warp has room for 16 rows of u, f32, where it
 //! else has that of 8 previous values. k of the later 8 has the place of what advances the state; with GDN it is a fourth operand,
@@ -127,7 +128,7 @@ pub trait Block {
     const WARPS: u32;
     /// Rows of S of a worker.
     const ROWS: u32;
-    /// Elements of S. States of 16 bits are K-last, and f32 states either, by a load-time constant.
+    /// Elements of S. States of 16 bits are K-last; the layout of f32 states is a load-time constant.
     type State: StateRows;
     /// Blocks that share one head's state.
     const TILES: u32 = Self::V / (Self::WARPS * Self::ROWS);
