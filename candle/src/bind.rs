@@ -295,11 +295,11 @@ fn on_cuda<R>(_: &[Named<'_>], _: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R
 /// As [`with_memory`], on a GPU: takes the addresses of candle's storages. All work is on the device's stream, so nothing is waited for.
 #[cfg(feature = "cuda")]
 fn on_cuda<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
-    let mut places = Vec::with_capacity(tensors.len());
-    let mut guards: Vec<StorageRef<'_>> = Vec::new();
-    for of in tensors {
-        let (storage, _) = of.tensor.storage_and_layout();
-        let (address, _) = crate::cuda::address(&storage)?;
+    let all = tensors.iter().map(|of| of.tensor);
+    let storages: Vec<StorageRef<'_>> = all.map(|of| of.storage_and_layout().0).collect();
+    let (mut places, mut guards) = (Vec::new(), Vec::with_capacity(tensors.len()));
+    for (of, storage) in tensors.iter().zip(&storages) {
+        let (address, _, guard) = crate::cuda::address(storage)?;
         let place = Place {
             address: address as usize,
             // The length is unknown, and not needed: candle's views are within their storages.
@@ -307,7 +307,7 @@ fn on_cuda<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) 
             is_written: of.is_written,
         };
         places.push((of.tensor.id(), place));
-        guards.push(storage);
+        guards.push(guard);
     }
     let at = At {
         places,

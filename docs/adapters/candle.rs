@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use candle_core::cuda_backend::CudaStorageSlice;
-use candle_core::cuda_backend::cudarc::driver::DevicePtr;
-use candle_core::{CudaDevice, Error, Result, Storage, StorageRef, Tensor};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, SyncOnDrop};
+use candle_core::{CudaDevice, Error, Layout, Result, Storage};
 use gated_delta::{Context, DType, Device, Library, StreamRef, Work};
 
 /// The library for a device. There is one for each GPU, made when it is first asked for.
@@ -48,38 +48,45 @@ pub unsafe fn launch<W: Work>(library: &Library, device: &CudaDevice, work: &W) 
     }
 }
 
-/// A tensor at its own address and with its own strides, to be read or written. The guard that is returned with it keeps the storage until
-/// the launch.
+/// A tensor at its own address and with its own strides, to be read or written, from what [`storage_and_layout`] of candle's tensor
+/// returns. Keep the guard until the launch has returned.
+///
+/// [`storage_and_layout`]: candle_core::Tensor::storage_and_layout
 ///
 /// # Errors
 /// [`Error`] for a tensor on another device, or of a dtype that launches do not take.
 ///
 /// # Safety
-/// After the guard is dropped, only launches that were enqueued before may use the view.
-pub unsafe fn tensor(of: &Tensor) -> Result<(gated_delta::Tensor<'_>, StorageRef<'_>)> {
-    let (storage, layout) = of.storage_and_layout();
-    let (address, dtype) = address(&storage)?;
+/// `layout` is of a tensor in `storage`.
+pub unsafe fn tensor<'s>(
+    storage: &'s Storage,
+    layout: &Layout,
+) -> Result<(gated_delta::Tensor<'s>, SyncOnDrop<'s>)> {
+    let (address, dtype, guard) = address(storage)?;
     let address = address + (layout.start_offset() * dtype.size_of()) as u64;
-    // SAFETY: candle's views are within their storages, which the guard keeps.
+    // SAFETY: candle's views are within their storages.
     let view = unsafe { gated_delta::Tensor::from_raw(address, dtype, layout.dims()) };
     let view = view.and_then(|view| view.with_strides(layout.stride()));
-    Ok((view.map_err(Error::wrap)?, storage))
+    Ok((view.map_err(Error::wrap)?, guard))
 }
 
-/// Address and dtype of a storage. cudarc's guard of the address is dropped at once, since all work is on one stream. An engine with
-/// several streams orders them by its own events.
+/// Address and dtype of a storage, and cudarc's guard, to be dropped after the launch. With more than one stream the guard records an event,
+/// for which streams wait before they write. As after candle's own kernels, a stream that reads what was written waits for an event of the
+/// engine's own.
 ///
 /// # Errors
 /// The errors of [`tensor`].
-pub fn address(storage: &Storage) -> Result<(u64, DType)> {
+pub fn address(storage: &Storage) -> Result<(u64, DType, SyncOnDrop<'_>)> {
     let Storage::Cuda(storage) = storage else {
         return Err(Error::msg("wanted a tensor on a CUDA device"));
     };
-    let stream = storage.device.cuda_stream();
     macro_rules! of {
         ($($slice:ident is $dtype:ident),*) => {
             match &storage.slice {
-                $(CudaStorageSlice::$slice(slice) => Ok((slice.device_ptr(&stream).0, DType::$dtype)),)*
+                $(CudaStorageSlice::$slice(slice) => {
+                    let (address, guard) = slice.device_ptr(slice.stream());
+                    Ok((address, DType::$dtype, guard))
+                })*
                 _ => Err(Error::msg("wanted f32, bf16, f16, i32, i64 or u32")),
             }
         };
