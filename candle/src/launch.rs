@@ -65,7 +65,7 @@ pub fn launch(launch: &Launch<'_>, pool: &Tensor, workspace: Option<&Tensor>) ->
 
 /// Whether a layer with these gates, and states in `pool`, has a prefill: one launch for rows of more than 16 tokens.
 pub fn has_prefill(gates: &Gates, pool: &Tensor) -> Result<bool> {
-    // Pools of this crate are K-last.
+    // With KDA, K = V.
     let (_, _, _, key_dim) = pool.dims4()?;
     Ok(matches!(gates, Gates::Gdn(_)) || key_dim == 128)
 }
@@ -80,11 +80,10 @@ impl<'l> Launch<'l> {
     }
 
     fn run(&self, target: &Target, pool: &Tensor, workspace: Option<&Tensor>) -> Result<()> {
-        let bytes = match target.takes_workspace() && self.is_prefill() {
-            true => with_memory(&self.tensors(), |at| self.workspace_bytes(at))?,
+        let elements = match target.takes_workspace() {
+            true => self.workspace_elements()?,
             false => 0,
         };
-        let elements = bytes.div_ceil(size_of::<f32>());
         let made;
         let workspace = match workspace {
             _ if elements == 0 => None,
@@ -116,15 +115,22 @@ impl<'l> Launch<'l> {
         most > MAX_TOKENS || step.positions.is_some() || step.checkpoints.is_some()
     }
 
-    fn workspace_bytes(&self, at: &At<'_>) -> Result<usize> {
+    /// Elements of the workspace, in f32.
+    pub fn workspace_elements(&self) -> Result<usize> {
         let Self::Step(step, o) = self else {
             return Ok(0);
         };
-        match &step.gates {
-            Gates::Gdn(gates) => step.build(at, gates.build(at)?, o)?.workspace_bytes(),
-            Gates::Kda(gates) => step.build(at, gates.build(at)?, o)?.workspace_bytes(),
+        if !self.is_prefill() {
+            return Ok(0);
         }
-        .map_err(wrap)
+        let bytes = with_memory(&self.tensors(), |at| {
+            match &step.gates {
+                Gates::Gdn(gates) => step.build(at, gates.build(at)?, o)?.workspace_bytes(),
+                Gates::Kda(gates) => step.build(at, gates.build(at)?, o)?.workspace_bytes(),
+            }
+            .map_err(wrap)
+        })?;
+        Ok(bytes.div_ceil(size_of::<f32>()))
     }
 
     fn run_at<'x>(

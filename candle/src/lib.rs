@@ -24,9 +24,11 @@
 //! - A launch on tensors is a safe function, as candle's own are. The caller makes sure that no two live rows write the same slot, and that
 //!   work on other streams waits for the data that it reads: on a GPU wrong slots give wrong states, on the CPU they are an error.
 //! - [`Step::run`] allocates its output on the stream, and a workspace if a prompt needs one. Under capture use [`Step::run_into`] and
-//!   [`Step::workspace`](step::Step::workspace), after [`Step::prewarm`] of each shape, which compiles its kernels.
+//!   [`Step::workspace`](step::Step::workspace), of [`Step::workspace_elements`], after [`Step::prewarm`] of each shape, which compiles its
+//!   kernels.
 //! - `Device::new_cuda` uses the default stream of the calling thread: launch from the thread that the model runs on, or make the device
-//!   with `new_cuda_with_stream`.
+//!   with `new_cuda_with_stream`. cudarc then waits for an event and records one for every tensor of a launch, which breaks a capture:
+//!   with one stream, call `disable_event_tracking` before there are tensors.
 //!
 //! # On the CPU
 //! A tensor that a launch writes (a pool, windows, rings) needs a storage of its own there, of which no other tensor of the launch is a

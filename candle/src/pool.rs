@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Result, Tensor};
-use gated_delta::{MAX_TOKENS, Options};
+use gated_delta::{MAX_TOKENS, Options, StateLayout};
 
 use crate::error::bail;
 use crate::step::{Commit, Convolution, Gates, GdnGates, KdaDecay, KdaGates, States, Stored};
@@ -48,10 +48,19 @@ impl LayerShape {
 /// States and windows of one layer.
 #[derive(Clone, Debug)]
 pub struct LayerStates {
-    /// States, `[P, HV, V, K]`
+    /// States, `[P, HV, V, K]`, with [`StateLayout::VLast`] `[P, HV, K, V]`.
     pub states: Tensor,
+    /// Layout of the states.
+    pub layout: StateLayout,
     /// Windows, `[P, D, W − 1]`, a view of `[P, W − 1, D]`.
     pub windows: Tensor,
+}
+
+impl LayerStates {
+    /// Options of a launch on these states.
+    pub(crate) fn options(&self) -> Options {
+        Options::default().state_layout(self.layout)
+    }
 }
 
 /// States and windows of all layers of a model, and the list of free slots.
@@ -110,6 +119,7 @@ impl StatePool {
             let states = (slots, value_heads, value_dim, key_dim);
             Ok(LayerStates {
                 states: Tensor::zeros(states, state_dtype, device)?,
+                layout: StateLayout::KLast,
                 windows: windows.transpose(1, 2)?,
             })
         };
@@ -134,6 +144,20 @@ impl StatePool {
                 gates,
             },
         })
+    }
+
+    /// Converts the states to a layout; a new pool is K-last. No launch may use the pool's former states.
+    ///
+    /// # Errors
+    /// The errors of candle, one of them for too little memory.
+    pub fn state_layout(mut self, layout: StateLayout) -> Result<Self> {
+        for layer in &mut self.layers {
+            if layer.layout != layout {
+                layer.states = layer.states.transpose(2, 3)?.contiguous()?;
+                layer.layout = layout;
+            }
+        }
+        Ok(self)
     }
 
     /// States and windows of layer `index`.
@@ -221,7 +245,7 @@ impl StatePool {
             let conv = Convolution::new(&x, self.shape.heads, &self.unread.weight, &layer.windows);
             let states = States::update(&layer.states, &from).write_slots(&to);
             let mut copy = Commit::new(Stored::Conv(conv), gates.clone(), &keep, states);
-            copy.options = Options::default();
+            copy.options = layer.options();
             copy.run()?;
         }
         Ok(())

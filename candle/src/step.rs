@@ -534,6 +534,14 @@ impl Step {
         launch::prewarm(&Launch::Step(self, &self.output()?), &self.states.pool)
     }
 
+    /// Elements of a [`workspace`](Self::workspace), in f32, that is enough for the step on any GPU; 0 if none is needed.
+    ///
+    /// # Errors
+    /// The errors of [`run`](Self::run).
+    pub fn workspace_elements(&self) -> Result<usize> {
+        Launch::Step(self, &self.output()?).workspace_elements()
+    }
+
     /// Allocates the output.
     fn output(&self) -> Result<Tensor> {
         let (tokens, dtype) = match &self.inputs {

@@ -159,7 +159,9 @@ impl KimiDeltaAttention {
         let Verified { x, gate, beta } = verified;
         let conv = self.convolution(x, states);
         let pool = States::update(&states.states, &rows.slots);
-        Commit::new(Stored::Conv(conv), self.gates(gate, beta), &rows.keep, pool).run()
+        let mut commit = Commit::new(Stored::Conv(conv), self.gates(gate, beta), &rows.keep, pool);
+        commit.options = states.options();
+        commit.run()
     }
 
     fn gates(&self, forget: &Tensor, beta: &Tensor) -> KdaGates {

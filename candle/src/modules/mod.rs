@@ -60,7 +60,8 @@ impl Projected {
         let mut step = Step::new(Inputs::Conv(self.conv), self.gates, pool)
             .norm(self.norm)
             .packed(&rows.cu_seqlens, rows.max_tokens)
-            .fresh(&rows.fresh);
+            .fresh(&rows.fresh)
+            .options(states.options());
         step.positions.clone_from(&rows.positions);
         step.checkpoints.clone_from(&rows.checkpoints);
         step.run()
@@ -76,7 +77,8 @@ impl Projected {
             let step = Step::new(Inputs::Conv(of_piece.conv), of_piece.gates, pool)
                 .norm(of_piece.norm)
                 .packed(&piece.cu_seqlens, piece.max_tokens)
-                .fresh(&piece.fresh);
+                .fresh(&piece.fresh)
+                .options(states.options());
             let o = step.run()?;
             // A sub-batch that is computed again has the same outputs.
             if piece.first >= end {
@@ -124,7 +126,9 @@ impl Projected {
             Some(_) => States::update(&states.states, &rows.slots),
             None => States::read_only(&states.states, &rows.slots),
         };
-        let mut step = Step::new(Inputs::Conv(self.conv), self.gates, pool).norm(self.norm);
+        let mut step = Step::new(Inputs::Conv(self.conv), self.gates, pool)
+            .norm(self.norm)
+            .options(states.options());
         if let Some(of) = previous {
             step = step.previous(Previous {
                 stored: Stored::X(of.x.clone()),
