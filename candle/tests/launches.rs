@@ -1,4 +1,7 @@
-//! Compares launches on the CPU with the reference in f64: every way of keeping states, dtypes, layouts, views.
+//! Compares launches on the CPU, in the simulator and on a GPU with the reference in f64: every way of keeping states, dtypes, layouts,
+//! views.
+
+mod gpu;
 
 use anyhow::{Result, ensure};
 use candle_core::{DType, Device, Tensor};
@@ -18,6 +21,8 @@ use gated_delta_reference::recurrent::{Checkpoints, Layout, Recurrent, TokenGate
 use gated_delta_reference::{gdn, kda, recurrence, recurrent};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+
+use gpu::gpu;
 
 /// Head dims, K = V.
 const K: usize = 64;
@@ -118,6 +123,7 @@ const LAST: usize = 3;
 const KEPT: usize = 2;
 
 fn doubles(tensor: &Tensor) -> Result<Vec<f64>> {
+    let tensor = tensor.to_device(&Device::Cpu)?;
     Ok(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
 }
 
@@ -183,12 +189,13 @@ impl Case {
         }
     }
 
-    fn give(&self, seed: u64) -> Result<Given> {
+    fn give(&self, seed: u64, device: &Device) -> Result<Given> {
         let rng = &mut StdRng::seed_from_u64(seed);
         let mut random = |dims: &[usize], dtype: DType, low: f32, high: f32| -> Result<Tensor> {
             let len: usize = dims.iter().product();
             let values: Vec<f32> = (0..len).map(|_| rng.random_range(low..high)).collect();
-            Ok(Tensor::from_vec(values, dims, &Device::Cpu)?.to_dtype(dtype)?)
+            let tensor = Tensor::from_vec(values, dims, &Device::Cpu)?;
+            Ok(tensor.to_dtype(dtype)?.to_device(device)?)
         };
         let [_, hv] = self.heads;
         let d = self.channels();
@@ -250,9 +257,9 @@ impl Case {
         })
     }
 
-    fn indices(&self, values: &[i64], dims: &[usize]) -> Result<Tensor> {
+    fn indices(&self, values: &[i64], dims: &[usize], device: &Device) -> Result<Tensor> {
         let tensor = Tensor::from_slice(values, dims, &Device::Cpu)?;
-        Ok(tensor.to_dtype(self.index)?)
+        Ok(tensor.to_dtype(self.index)?.to_device(device)?)
     }
 
     /// Gates in candle's form.
@@ -290,35 +297,68 @@ impl Case {
     }
 
     fn states(&self, given: &Given) -> Result<States> {
-        let slots = self.indices(&given.slots, &[ROWS])?;
+        let indices =
+            |values: &[i64], dims: &[usize]| self.indices(values, dims, given.row.device());
+        let slots = indices(&given.slots, &[ROWS])?;
         Ok(match self.way {
             Way::Update | Way::Resume | Way::Commit => States::update(&given.pool, &slots),
             Way::Fork => {
-                let to = self.indices(&given.write_slots, &[ROWS])?;
+                let to = indices(&given.write_slots, &[ROWS])?;
                 States::update(&given.pool, &slots).write_slots(&to)
             }
             Way::Snapshots => States::read_only(&given.pool, &slots),
             Way::PerToken => {
-                let slots = self.indices(&given.token_slots, &[ROWS, self.tokens])?;
-                let accepted = self.indices(&given.accepted, &[ROWS])?;
+                let slots = indices(&given.token_slots, &[ROWS, self.tokens])?;
+                let accepted = indices(&given.accepted, &[ROWS])?;
                 States::per_token(&given.pool, &slots, Some(&accepted))
             }
         })
     }
 
-    /// Checks the case on the CPU, and in the simulator if there is one, with a tolerance for the f16 products of chunks and drafts.
-    fn check(&self, seed: u64) -> Result<()> {
-        #[cfg(feature = "simulator")]
-        candle_gated_delta::on_simulator(|| self.check_within(seed, 5e-3))?;
-        self.check_within(seed, 0.0)
+    /// The step, without snapshots and without previous tokens.
+    fn step(&self, given: &Given) -> Result<Step> {
+        let device = given.row.device();
+        let indices = |values: &[i64], dims: &[usize]| self.indices(values, dims, device);
+        let inputs = match self.whole {
+            true => Inputs::Conv(self.convolution(given, &given.row)?),
+            false => {
+                let [q, k, v] = self.qkv(&given.row)?;
+                Inputs::Qkv { q, k, v }
+            }
+        };
+        let gates = self.gates(given, &given.row)?;
+        let mut step = Step::new(inputs, gates, self.states(given)?)
+            .options(self.options)
+            .fresh(&indices(&given.fresh, &[ROWS])?);
+        if self.whole {
+            let z = self.part(&given.row, Part::Z)?;
+            let norm = Norm::new(&z, &given.norm, 1e-6);
+            step = step.norm(match self.is_kda {
+                true => norm.activation(Activation::Sigmoid),
+                false => norm,
+            });
+        }
+        if self.packed.is_some() {
+            let bounds = indices(&given.cu_seqlens, &[ROWS + 1])?;
+            step = step.packed(&bounds, self.longest());
+        }
+        if self.checkpoints {
+            step.positions = Some(indices(&given.positions, &[ROWS])?);
+            let slots = indices(&given.checkpoints, &[ROWS, KEPT])?;
+            step.checkpoints = Some((64, slots));
+        }
+        Ok(step)
     }
 
-    fn check_within(&self, seed: u64, least: f64) -> Result<()> {
-        let given = self.give(seed)?;
+    /// Checks the case on every device ([`everywhere`]).
+    fn check(&self, seed: u64) -> Result<()> {
+        everywhere(|device, least| self.check_on(device, seed, least))
+    }
+
+    fn check_on(&self, device: &Device, seed: u64, least: f64) -> Result<()> {
+        let given = self.give(seed, device)?;
         let wanted = self.wanted(&given)?;
-        let states = self.states(&given)?;
-        let fresh = self.indices(&given.fresh, &[ROWS])?;
-        let keep = self.indices(&given.keep, &[ROWS])?;
+        let keep = self.indices(&given.keep, &[ROWS], device)?;
         let (mut snapshots, mut window_snapshots) = (None, None);
         let mut o = None;
         if self.way == Way::Commit {
@@ -330,41 +370,16 @@ impl Case {
                 }
             };
             let gates = self.gates(&given, &given.last)?;
-            let mut commit = Commit::new(stored, gates, &keep, states);
-            (commit.fresh, commit.options) = (Some(fresh), self.options);
+            let mut commit = Commit::new(stored, gates, &keep, self.states(&given)?);
+            commit.fresh = Some(self.indices(&given.fresh, &[ROWS], device)?);
+            commit.options = self.options;
             commit.run()?;
         } else {
-            let inputs = match self.whole {
-                true => Inputs::Conv(self.convolution(&given, &given.row)?),
-                false => {
-                    let [q, k, v] = self.qkv(&given.row)?;
-                    Inputs::Qkv { q, k, v }
-                }
-            };
-            let mut step = Step::new(inputs, self.gates(&given, &given.row)?, states)
-                .options(self.options)
-                .fresh(&fresh);
-            if self.whole {
-                let z = self.part(&given.row, Part::Z)?;
-                let norm = Norm::new(&z, &given.norm, 1e-6);
-                step = step.norm(match self.is_kda {
-                    true => norm.activation(Activation::Sigmoid),
-                    false => norm,
-                });
-            }
-            if self.packed.is_some() {
-                let bounds = self.indices(&given.cu_seqlens, &[ROWS + 1])?;
-                step = step.packed(&bounds, self.longest());
-            }
-            if self.checkpoints {
-                step.positions = Some(self.indices(&given.positions, &[ROWS])?);
-                let slots = self.indices(&given.checkpoints, &[ROWS, KEPT])?;
-                step.checkpoints = Some((64, slots));
-            }
+            let mut step = self.step(&given)?;
             if self.way == Way::Snapshots {
                 let dims = [ROWS, self.tokens, self.heads[1], K, K];
                 let nan = |dims: &[usize], dtype| -> Result<Tensor> {
-                    Ok((Tensor::ones(dims, dtype, &Device::Cpu)? * f64::NAN)?)
+                    Ok((Tensor::ones(dims, dtype, device)? * f64::NAN)?)
                 };
                 snapshots = Some(nan(&dims, self.state)?);
                 step.snapshots.clone_from(&snapshots);
@@ -579,12 +594,24 @@ impl Case {
     }
 }
 
-/// Compares whole tensors: NaN has to meet NaN, and the rest has to be within the rounding error of `dtype`.
-fn close(name: &str, got: &[f64], wanted: &[f64], dtype: DType) -> Result<()> {
-    within(name, got, wanted, rounding(dtype).tolerance())
+/// Calls `check` with the CPU, also in the simulator if there is one, and with the GPU if there is one. Its second argument is the least
+/// tolerance, for the f16 products of the kernels' chunks and drafts.
+fn everywhere(check: impl Fn(&Device, f64) -> Result<()>) -> Result<()> {
+    #[cfg(feature = "simulator")]
+    candle_gated_delta::on_simulator(|| check(&Device::Cpu, 5e-3))?;
+    if let Some(gpu) = gpu()? {
+        check(&gpu, 5e-3)?;
+    }
+    check(&Device::Cpu, 0.0)
 }
 
-/// As [`close`], within `tolerance`.
+/// Compares whole tensors of f32, within its rounding error, or `least`.
+fn close(name: &str, got: &[f64], wanted: &[f64], least: f64) -> Result<()> {
+    let tolerance = rounding(DType::F32).tolerance().max(least);
+    within(name, got, wanted, tolerance)
+}
+
+/// Compares whole tensors: NaN has to meet NaN, and the rest has to be within `tolerance`.
 fn within(name: &str, got: &[f64], wanted: &[f64], tolerance: f64) -> Result<()> {
     ensure!(
         got.len() == wanted.len(),
@@ -744,7 +771,7 @@ struct Waits {
 }
 
 impl Waits {
-    fn rings(&self, seed: u64) -> Result<Ring> {
+    fn rings(&self, seed: u64, device: &Device) -> Result<Ring> {
         let rng = &mut StdRng::seed_from_u64(seed + 100);
         let case = &self.case;
         let [h, hv] = case.heads;
@@ -752,7 +779,8 @@ impl Waits {
         let mut random = |dims: &[usize], low: f32, high: f32, dtype: DType| -> Result<Tensor> {
             let len: usize = dims.iter().product();
             let values: Vec<f32> = (0..len).map(|_| rng.random_range(low..high)).collect();
-            Ok(Tensor::from_vec(values, dims, &Device::Cpu)?.to_dtype(dtype)?)
+            let tensor = Tensor::from_vec(values, dims, &Device::Cpu)?;
+            Ok(tensor.to_dtype(dtype)?.to_device(device)?)
         };
         let decays: &[usize] = match case.is_kda {
             true => &[SLOTS, hv, r, K],
@@ -760,7 +788,7 @@ impl Waits {
         };
         let len = vec![3, 1, 5, self.most as i64];
         let base = vec![r as i64 - 2, 0, 3, 1];
-        let indices = |values: &[i64]| case.indices(values, &[ROWS]);
+        let indices = |values: &[i64]| case.indices(values, &[ROWS], device);
         let key_dtype = if case.whole { DType::F32 } else { case.dtype };
         let inputs = random(&[SLOTS, r, case.channels()], -1.0, 1.0, case.dtype)?;
         Ok(Ring {
@@ -779,18 +807,15 @@ impl Waits {
         })
     }
 
-    /// Checks the case on the CPU, and in the simulator if there is one, with a tolerance for the f16 products of chunks and drafts.
+    /// Checks the case on every device ([`everywhere`]).
     fn check(&self, seed: u64) -> Result<()> {
-        #[cfg(feature = "simulator")]
-        candle_gated_delta::on_simulator(|| self.check_within(seed, 5e-3))?;
-        self.check_within(seed, 0.0)
+        everywhere(|device, least| self.check_on(device, seed, least))
     }
 
-    fn check_within(&self, seed: u64, least: f64) -> Result<()> {
+    fn check_on(&self, device: &Device, seed: u64, least: f64) -> Result<()> {
         let case = &self.case;
-        let (given, ring) = (case.give(seed)?, self.rings(seed)?);
+        let (given, ring) = (case.give(seed, device)?, self.rings(seed, device)?);
         let is_flush = case.tokens == 0;
-        let states = case.states(&given)?;
         let of_rings = |pending: &Pending| -> Result<Rings> {
             Ok(Rings {
                 keys: doubles(&pending.keys)?,
@@ -885,29 +910,12 @@ impl Waits {
             within(name, got, wanted, rounding(dtype).tolerance().max(least))
         };
         if is_flush {
-            let mut flush = Flush::new(states, ring.pending.clone());
+            let mut flush = Flush::new(case.states(&given)?, ring.pending.clone());
             flush.options = case.options;
             flush.windows = case.whole.then(|| given.windows.clone());
             flush.run()?;
         } else {
-            let inputs = match case.whole {
-                true => Inputs::Conv(case.convolution(&given, &given.row)?),
-                false => {
-                    let [q, k, v] = case.qkv(&given.row)?;
-                    Inputs::Qkv { q, k, v }
-                }
-            };
-            let fresh = case.indices(&given.fresh, &[ROWS])?;
-            let mut step = Step::new(inputs, case.gates(&given, &given.row)?, states)
-                .options(case.options)
-                .fresh(&fresh);
-            if case.whole {
-                step = step.norm(Norm::new(
-                    &case.part(&given.row, Part::Z)?,
-                    &given.norm,
-                    1e-6,
-                ));
-            }
+            let mut step = case.step(&given)?;
             step.pending = Some(ring.pending.clone());
             within(
                 &format!("{name}: o"),
@@ -996,74 +1004,83 @@ fn states_wait_and_are_flushed() -> Result<()> {
 
 #[test]
 fn what_is_wrong_is_named() -> Result<()> {
-    let device = &Device::Cpu;
-    let q = Tensor::zeros((2, 1, 2, K), DType::F32, device)?;
-    let v = Tensor::zeros((2, 1, 4, K), DType::F32, device)?;
-    let a = Tensor::zeros((2, 1, 4), DType::F32, device)?;
-    let rate = Tensor::zeros(4, DType::F32, device)?;
-    let pool = Tensor::zeros((3, 4, K, K), DType::F32, device)?;
-    let slots = Tensor::new(&[0u32, 1], device)?;
-    let gates = GdnGates::raw(&a, &a, &rate, &rate);
-    let run = |q: &Tensor, v: &Tensor, pool: &Tensor, slots: &Tensor, options| {
-        let states = States::update(pool, slots);
-        let result = candle_gated_delta::gdn(q, q, v, &gates, &states, options);
-        result.map(drop).map_err(|error| error.to_string())
-    };
-    let options = Options::default();
-    assert_eq!(run(&q, &v, &pool, &slots, options), Ok(()));
-    let says = |result: std::result::Result<(), String>, texts: &[&str]| {
-        let error = result.expect_err("an error");
-        for text in texts {
-            assert!(error.contains(text), "wanted {text} in: {error}");
+    for device in [Some(Device::Cpu), gpu()?].into_iter().flatten() {
+        let device = &device;
+        let q = Tensor::zeros((2, 1, 2, K), DType::F32, device)?;
+        let v = Tensor::zeros((2, 1, 4, K), DType::F32, device)?;
+        let a = Tensor::zeros((2, 1, 4), DType::F32, device)?;
+        let rate = Tensor::zeros(4, DType::F32, device)?;
+        let pool = Tensor::zeros((3, 4, K, K), DType::F32, device)?;
+        let slots = Tensor::new(&[0u32, 1], device)?;
+        let gates = GdnGates::raw(&a, &a, &rate, &rate);
+        let run = |q: &Tensor, v: &Tensor, pool: &Tensor, slots: &Tensor, options| {
+            let states = States::update(pool, slots);
+            let result = candle_gated_delta::gdn(q, q, v, &gates, &states, options);
+            result.map(drop).map_err(|error| error.to_string())
+        };
+        let options = Options::default();
+        assert_eq!(run(&q, &v, &pool, &slots, options), Ok(()));
+        let says = |result: std::result::Result<(), String>, texts: &[&str]| {
+            let error = result.expect_err("an error");
+            for text in texts {
+                assert!(error.contains(text), "wanted {text} in: {error}");
+            }
+        };
+        // Heads before tokens, states of another K, an unsupported dtype, slots of floats.
+        says(
+            run(&q.transpose(1, 2)?, &v, &pool, &slots, options),
+            &["v", "[2, 2, 4, 64]", "[2, 1, 4, 64]"],
+        );
+        says(
+            run(&q, &v, &pool.narrow(3, 0, 32)?, &slots, options),
+            &["32"],
+        );
+        says(
+            run(&q.to_dtype(DType::F64)?, &v, &pool, &slots, options),
+            &["q", "f64"],
+        );
+        says(
+            run(&q, &v, &pool, &a.flatten_all()?.narrow(0, 0, 2)?, options),
+            &["read_slots", "f32"],
+        );
+        says(
+            run(&q, &v, &pool, &slots, options.scale(f32::NAN)),
+            &["scale", "NaN"],
+        );
+        if !device.is_cpu() {
+            continue;
         }
-    };
-    // Heads before tokens, states of another K, an unsupported dtype, slots of floats.
-    says(
-        run(&q.transpose(1, 2)?, &v, &pool, &slots, options),
-        &["v", "[2, 2, 4, 64]", "[2, 1, 4, 64]"],
-    );
-    says(
-        run(&q, &v, &pool.narrow(3, 0, 32)?, &slots, options),
-        &["32"],
-    );
-    says(
-        run(&q.to_dtype(DType::F64)?, &v, &pool, &slots, options),
-        &["q", "f64"],
-    );
-    says(
-        run(&q, &v, &pool, &a.flatten_all()?.narrow(0, 0, 2)?, options),
-        &["read_slots", "f32"],
-    );
-    says(
-        run(&q, &v, &pool, &slots, options.scale(f32::NAN)),
-        &["scale", "NaN"],
-    );
-    // Two rows on the same slot, and a row that reads a slot which another one writes.
-    let same = Tensor::new(&[1u32, 1], device)?;
-    says(
-        run(&q, &v, &pool, &same, options),
-        &["rows 0 and 1", "slot 1"],
-    );
-    let states = States::update(&pool, &slots).write_slots(&Tensor::new(&[1u32, 2], device)?);
-    let error = candle_gated_delta::gdn(&q, &q, &v, &gates, &states, options);
-    says(
-        error.map(drop).map_err(|error| error.to_string()),
-        &["row 1 reads slot 1"],
-    );
-    // A written tensor shares its storage with no other.
-    let both = Tensor::zeros((2, 3, 4, K, K), DType::F32, device)?;
-    let (one, other) = (both.get(0)?, both.get(1)?);
-    let states = States::update(&one, &slots).write_pool(&other);
-    let error = candle_gated_delta::gdn(&q, &q, &v, &gates, &states, options);
-    says(
-        error.map(drop).map_err(|error| error.to_string()),
-        &["pool", "write_pool", "storage"],
-    );
+        // Two rows on the same slot, and a row that reads a slot which another one writes.
+        let same = Tensor::new(&[1u32, 1], device)?;
+        says(
+            run(&q, &v, &pool, &same, options),
+            &["rows 0 and 1", "slot 1"],
+        );
+        let states = States::update(&pool, &slots).write_slots(&Tensor::new(&[1u32, 2], device)?);
+        let error = candle_gated_delta::gdn(&q, &q, &v, &gates, &states, options);
+        says(
+            error.map(drop).map_err(|error| error.to_string()),
+            &["row 1 reads slot 1"],
+        );
+        // A written tensor shares its storage with no other.
+        let both = Tensor::zeros((2, 3, 4, K, K), DType::F32, device)?;
+        let (one, other) = (both.get(0)?, both.get(1)?);
+        let states = States::update(&one, &slots).write_pool(&other);
+        let error = candle_gated_delta::gdn(&q, &q, &v, &gates, &states, options);
+        says(
+            error.map(drop).map_err(|error| error.to_string()),
+            &["pool", "write_pool", "storage"],
+        );
+    }
     Ok(())
 }
 
 #[test]
 fn rows_one_behind_the_other_are_rows_by_themselves() -> Result<()> {
+    everywhere(rows_one_behind_the_other)
+}
+
+fn rows_one_behind_the_other(device: &Device, least: f64) -> Result<()> {
     let lengths = [3, 1, 2];
     for is_kda in [false, true] {
         let case = Case {
@@ -1071,15 +1088,15 @@ fn rows_one_behind_the_other_are_rows_by_themselves() -> Result<()> {
             packed: Some([3, 1, 2, 0]),
             ..Case::default()
         };
-        let given = case.give(3)?;
+        let given = case.give(3, device)?;
         let row = given.row.narrow(1, 0, 6)?;
         let [q, k, v] = case.qkv(&row)?.map(|tensor| tensor.squeeze(0));
         let (q, k, v) = (q?, k?, v?);
         let of = |start: usize, len: usize| case.gates(&given, &row.narrow(1, start, len)?);
         let options = case.options;
         let pool = given.pool.copy()?;
-        let slots = Tensor::new(&[4u32, 2, 0], &Device::Cpu)?;
-        let cu_seqlens = Tensor::new(&[0u32, 3, 4, 6], &Device::Cpu)?;
+        let slots = Tensor::new(&[4u32, 2, 0], device)?;
+        let cu_seqlens = Tensor::new(&[0u32, 3, 4, 6], device)?;
         let states = States::update(&pool, &slots);
         let together = match of(0, 6)? {
             Gates::Gdn(GdnGates::Raw {
@@ -1109,22 +1126,21 @@ fn rows_one_behind_the_other_are_rows_by_themselves() -> Result<()> {
                 Gates::Kda(gates) => candle_kda(&q, &k, &v, &gates, &states, options)?,
             };
             let got = doubles(&part(&together)?)?;
-            close("o", &got, &doubles(&alone)?, DType::F32)?;
+            close("o", &got, &doubles(&alone)?, least)?;
             first += length;
         }
-        close(
-            "states",
-            &doubles(&pool)?,
-            &doubles(&given.pool)?,
-            DType::F32,
-        )?;
+        close("states", &doubles(&pool)?, &doubles(&given.pool)?, least)?;
     }
     Ok(())
 }
 
 #[test]
 fn keys_of_96_and_values_of_192() -> Result<()> {
-    let (h, k, v, device) = (2, 96, 192, &Device::Cpu);
+    everywhere(keys_of_96)
+}
+
+fn keys_of_96(device: &Device, least: f64) -> Result<()> {
+    let (h, k, v) = (2, 96, 192);
     let random = |dims: &[usize], scale| Tensor::randn(0f32, scale, dims, device);
     let [query, key] = [random(&[2, 1, h, k], 1.)?, random(&[2, 1, h, k], 1.)?];
     let (value, pool) = (random(&[2, 1, h, v], 1.)?, random(&[3, h, v, k], 0.3)?);
@@ -1154,18 +1170,22 @@ fn keys_of_96_and_values_of_192() -> Result<()> {
     let states = States::update(&pool, &Tensor::new(&slots, device)?);
     let gates = GdnGates::raw(&a, &b, &a_log, &dt_bias).beta_scale(BetaScale::Two);
     let o = candle_gdn(&query, &key, &value, &gates, &states, Options::default())?;
-    close("o", &doubles(&o)?, &wanted.o, DType::F32)?;
-    close("states", &doubles(&pool)?, &wanted.pool, DType::F32)
+    close("o", &doubles(&o)?, &wanted.o, least)?;
+    close("states", &doubles(&pool)?, &wanted.pool, least)
 }
 
 #[test]
 fn keeping_nothing_leaves_pools_as_they_are() -> Result<()> {
+    everywhere(keeping_nothing)
+}
+
+fn keeping_nothing(device: &Device, _: f64) -> Result<()> {
     let case = Case::default();
-    let given = case.give(1)?;
+    let given = case.give(1, device)?;
     let before = doubles(&given.pool)?;
     let [q, k, v] = case.qkv(&given.row)?;
     let keep = Keep::None {
-        slots: Some(case.indices(&given.slots, &[ROWS])?),
+        slots: Some(case.indices(&given.slots, &[ROWS], device)?),
     };
     let states = States::new(&given.pool, keep);
     let step = Step::new(
@@ -1175,5 +1195,82 @@ fn keeping_nothing_leaves_pools_as_they_are() -> Result<()> {
     );
     let options = Options::default().formulation(Formulation::Recurrent);
     step.options(options).run()?;
-    close("pool", &doubles(&given.pool)?, &before, DType::F32)
+    close("pool", &doubles(&given.pool)?, &before, 0.0)
+}
+
+/// Captures launches on a stream of their own and on the thread's default stream, and compares replays with launches.
+#[cfg(feature = "cuda")]
+fn replay(case: Case) -> Result<()> {
+    use candle_core::cuda_backend::cudarc::driver::sys::{
+        CUgraphInstantiate_flags, CUstreamCaptureMode,
+    };
+    if gpu()?.is_none() {
+        return Ok(());
+    }
+    let own = Device::new_cuda_with_stream(0)?;
+    // SAFETY: all work of the device is on its one stream.
+    unsafe { own.as_cuda_device()?.disable_event_tracking() };
+    for (device, has_workspace) in [(own, false), (Device::new_cuda(0)?, true)] {
+        let stream = device.as_cuda_device()?.cuda_stream();
+        let (launched, replayed) = (case.give(7, &device)?, case.give(7, &device)?);
+        let step = case.step(&launched)?;
+        let wanted = step.run()?;
+        for _ in 0..2 {
+            step.run_into(&wanted)?;
+        }
+        let mut step = case.step(&replayed)?;
+        let o = wanted.zeros_like()?;
+        let elements = step.workspace_elements()?;
+        if has_workspace && elements > 0 {
+            step.workspace = Some(Tensor::zeros(elements, DType::F32, &device)?);
+        }
+        step.prewarm()?;
+        device.synchronize()?;
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let captured = step.run_into(&o);
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+        captured?;
+        let graph = graph?.ok_or_else(|| anyhow::anyhow!("nothing was captured"))?;
+        let untouched = doubles(&replayed.pool)?;
+        let before = case.give(7, &Device::Cpu)?;
+        within("a capture", &untouched, &doubles(&before.pool)?, 0.0)?;
+        for _ in 0..3 {
+            graph.launch()?;
+        }
+        for (name, got, wanted) in [
+            ("o", &o, &wanted),
+            ("states", &replayed.pool, &launched.pool),
+            ("windows", &replayed.windows, &launched.windows),
+        ] {
+            let name = format!("{case:?}: {name} of replays");
+            within(&name, &doubles(got)?, &doubles(wanted)?, 0.0)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn captured_decodes_are_replayed() -> Result<()> {
+    for is_kda in [false, true] {
+        replay(Case {
+            is_kda,
+            whole: true,
+            tokens: 3,
+            dtype: DType::BF16,
+            ..Case::default()
+        })?;
+    }
+    Ok(())
+}
+
+/// The workspace is allocated in the graph, or before.
+#[cfg(feature = "cuda")]
+#[test]
+fn captured_prompts_are_replayed() -> Result<()> {
+    replay(Case {
+        whole: true,
+        packed: Some([70, 3, 130, 1]),
+        ..Case::default()
+    })
 }

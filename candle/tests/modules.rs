@@ -1,5 +1,7 @@
 //! Compares modules with those of Hugging Face's transformers, with K = 128: a prompt, then single tokens, for two sequences.
 
+mod gpu;
+
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -8,7 +10,7 @@ use candle_core::scalar::Scalar;
 use candle_core::{DType, Device, Tensor, safetensors};
 use candle_gated_delta::{
     Activation, BetaScale, GatedDeltaNet, GdnConfig, KdaConfig, KimiDeltaAttention, LayerStates,
-    Row, Rows, StatePool,
+    Row, Rows, StateLayout, StatePool,
 };
 use candle_nn::VarBuilder;
 use gated_delta_reference::compare::relative_error_of;
@@ -61,9 +63,9 @@ fn weights(file: &HashMap<String, Tensor>) -> Result<HashMap<String, Tensor>> {
     Ok(named)
 }
 
-fn module(name: &str, dtype: DType) -> Result<(Module, StatePool)> {
+fn module(name: &str, dtype: DType, device: &Device) -> Result<(Module, StatePool)> {
     let weights = weights(&file(name)?)?;
-    let (hidden_size, device) = (hidden_size(&weights)?, &Device::Cpu);
+    let hidden_size = hidden_size(&weights)?;
     let vb = VarBuilder::from_tensors(weights, dtype, device);
     let (module, shape) = match name {
         "qwen3_next" => {
@@ -116,6 +118,7 @@ fn error(got: &Tensor, wanted: &Tensor) -> Result<f64> {
         got.dims()
     );
     let values = |tensor: &Tensor| -> Result<Vec<f64>> {
+        let tensor = tensor.to_device(&Device::Cpu)?;
         Ok(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
     };
     Ok(relative_error_of(
@@ -124,8 +127,9 @@ fn error(got: &Tensor, wanted: &Tensor) -> Result<f64> {
 }
 
 /// Relative errors of outputs, states and windows, compared with transformers.
-fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
-    let (file, (module, pool)) = (file(name)?, module(name, dtype)?);
+fn run(name: &str, dtype: DType, device: &Device, layout: StateLayout) -> Result<[f64; 3]> {
+    let (file, (module, pool)) = (file(name)?, module(name, dtype, device)?);
+    let pool = pool.state_layout(layout)?;
     let get = |name: &str| file.get(name).with_context(|| format!("no tensor {name}"));
     let states = pool.layer(0)?;
     for tensor in [&states.states, &states.windows] {
@@ -137,7 +141,8 @@ fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
     }
     let (mut output, mut position) = (0.0, 0);
     for step in 0..STEPS {
-        let hidden = get(&format!("step{step}.hidden"))?.to_dtype(dtype)?;
+        let hidden = get(&format!("step{step}.hidden"))?;
+        let hidden = hidden.to_dtype(dtype)?.to_device(device)?;
         let (batch, tokens, _) = hidden.dims3()?;
         let row = |slot| Row {
             slot,
@@ -145,15 +150,19 @@ fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
             position,
             ..Row::default()
         };
-        let rows = Rows::new(&SLOTS.map(row), 64, &Device::Cpu)?;
+        let rows = Rows::new(&SLOTS.map(row), 64, device)?;
         let got = module.forward(&hidden.flatten_to(1)?, &rows, states)?;
         let got = got.reshape((batch, tokens, ()))?;
         output = f64::max(output, error(&got, get(&format!("step{step}.output"))?)?);
         position += tokens;
     }
-    // The file's states are `[B, HV, K, V]`, the pool's are `[P, HV, V, K]`.
-    let slots = Tensor::new(&SLOTS, &Device::Cpu)?;
-    let of_rows = states.states.index_select(&slots, 0)?.transpose(2, 3)?;
+    // The file's states are V-last, `[B, HV, K, V]`.
+    let slots = Tensor::new(&SLOTS, device)?;
+    let of_rows = states.states.index_select(&slots, 0)?;
+    let of_rows = match layout {
+        StateLayout::KLast => of_rows.transpose(2, 3)?,
+        StateLayout::VLast => of_rows,
+    };
     let windows = states.windows.contiguous()?.index_select(&slots, 0)?;
     Ok([
         output,
@@ -162,18 +171,23 @@ fn run(name: &str, dtype: DType) -> Result<[f64; 3]> {
     ])
 }
 
-fn check(dtype: DType, wanted: [f64; 3]) -> Result<()> {
+fn check(dtype: DType, device: &Device, wanted: [f64; 3]) -> Result<()> {
     for name in ["qwen3_next", "kimi_linear"] {
-        let errors = run(name, dtype)?;
-        println!(
-            "{name}, {dtype:?}: outputs {:.1e}, states {:.1e}, windows {:.1e}",
-            errors[0], errors[1], errors[2]
-        );
-        let holds = errors
-            .iter()
-            .zip(wanted)
-            .all(|(&error, wanted)| error <= wanted);
-        ensure!(holds, "{name}, {dtype:?}: {errors:?}, wanted {wanted:?}");
+        for layout in [StateLayout::KLast, StateLayout::VLast] {
+            let errors = run(name, dtype, device, layout)?;
+            println!(
+                "{name}, {dtype:?}, {layout:?}: outputs {:.1e}, states {:.1e}, windows {:.1e}",
+                errors[0], errors[1], errors[2]
+            );
+            let holds = errors
+                .iter()
+                .zip(wanted)
+                .all(|(&error, wanted)| error <= wanted);
+            ensure!(
+                holds,
+                "{name}, {dtype:?}, {layout:?}: {errors:?}, wanted {wanted:?}"
+            );
+        }
     }
     Ok(())
 }
@@ -181,17 +195,24 @@ fn check(dtype: DType, wanted: [f64; 3]) -> Result<()> {
 #[test]
 fn modules_are_those_of_transformers() -> Result<()> {
     // Both sides have rounding errors.
-    check(DType::F32, [1e-4; 3])?;
+    check(DType::F32, &Device::Cpu, [1e-4; 3])?;
     // Weights, x and o are rounded to bf16.
-    check(DType::BF16, [2e-2; 3])
+    check(DType::BF16, &Device::Cpu, [2e-2; 3])
 }
 
-/// As above, in the simulator, which computes the prompt chunkwise.
+/// As above, on the kernels, which compute the prompt chunkwise.
+fn check_kernels(device: &Device) -> Result<()> {
+    check(DType::F32, device, [2.5e-3, 2e-3, 1e-4])?;
+    check(DType::BF16, device, [2e-2; 3])
+}
+
 #[cfg(feature = "simulator")]
 #[test]
 fn and_in_the_simulator() -> Result<()> {
-    candle_gated_delta::on_simulator(|| {
-        check(DType::F32, [2.5e-3, 2e-3, 1e-4])?;
-        check(DType::BF16, [2e-2; 3])
-    })
+    candle_gated_delta::on_simulator(|| check_kernels(&Device::Cpu))
+}
+
+#[test]
+fn and_on_a_gpu() -> Result<()> {
+    gpu::gpu()?.as_ref().map_or(Ok(()), check_kernels)
 }

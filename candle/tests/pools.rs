@@ -1,8 +1,10 @@
 //! Tests of pools: slots are handed out and taken back, and copies from slot to slot are exact.
 
+mod gpu;
+
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
-use candle_gated_delta::{LayerShape, Operator, Row, Rows, StatePool};
+use candle_gated_delta::{LayerShape, Operator, Row, Rows, StateLayout, StatePool};
 
 fn shape(operator: Operator) -> LayerShape {
     LayerShape {
@@ -38,9 +40,25 @@ fn a_slot_is_of_one_sequence_at_a_time() -> Result<()> {
 
 #[test]
 fn copies_are_bit_for_bit_in_all_layers() -> Result<()> {
-    let device = &Device::Cpu;
-    for operator in [Operator::Gdn, Operator::Kda] {
-        let pool = StatePool::new(shape(operator), 2, 5, DType::BF16, DType::F32, device)?;
+    for device in [Some(Device::Cpu), gpu::gpu()?].into_iter().flatten() {
+        copies_are_exact(&device)?;
+    }
+    Ok(())
+}
+
+fn copies_are_exact(device: &Device) -> Result<()> {
+    let wide = LayerShape {
+        key_dim: 96,
+        value_dim: 192,
+        ..shape(Operator::Gdn)
+    };
+    for (shape, layout) in [
+        (shape(Operator::Gdn), StateLayout::KLast),
+        (shape(Operator::Kda), StateLayout::KLast),
+        (wide, StateLayout::VLast),
+    ] {
+        let pool = StatePool::new(shape, 2, 5, DType::BF16, DType::F32, device)?;
+        let pool = pool.state_layout(layout)?;
         let mut before = Vec::new();
         for index in 0..2 {
             let layer = pool.layer(index)?;
@@ -60,10 +78,10 @@ fn copies_are_bit_for_bit_in_all_layers() -> Result<()> {
                 Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
             };
             let wanted = bits(&states.index_select(&slots, 0)?)?;
-            assert_eq!(bits(&layer.states)?, wanted, "{operator:?}, states");
+            assert_eq!(bits(&layer.states)?, wanted, "{shape:?}, states");
             let wanted = bits(&windows.index_select(&slots, 0)?)?;
             let got = bits(&layer.windows.transpose(1, 2)?)?;
-            assert_eq!(got, wanted, "{operator:?}, windows");
+            assert_eq!(got, wanted, "{shape:?}, windows");
         }
         for (from, to) in [
             (&[1u32, 2][..], &[3u32, 3][..]),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use candle_core::{Device, Tensor, safetensors};
-use candle_gated_delta::StatePool;
+use candle_gated_delta::{StateLayout, StatePool};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -120,17 +120,29 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs all mixes of a model, each with `schedules` seeds. Prints the counts of the first seed.
+/// Runs all mixes of a model, each with `schedules` seeds, and the first seed with V-last states too. Prints the counts of the first seed.
 fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<()> {
     let model = Model::load(folder, device)?;
     let expected = Expected::read(folder)?;
     println!("{name}");
     for (seed, mix) in (0..).zip(&MIXES) {
         for schedule in 1..schedules {
-            run(&model, &expected, mix, seed + 100 * schedule)
-                .with_context(|| format!("{}, schedule {schedule}", mix.name))?;
+            run(
+                &model,
+                &expected,
+                mix,
+                seed + 100 * schedule,
+                StateLayout::KLast,
+            )
+            .with_context(|| format!("{}, schedule {schedule}", mix.name))?;
         }
-        let (counts, tokens, off) = run(&model, &expected, mix, seed)?;
+        let run = |layout| {
+            run(&model, &expected, mix, seed, layout)
+                .with_context(|| format!("{}, {layout:?}", mix.name))
+        };
+        let ((counts, tokens, off), (.., v_last)) =
+            (run(StateLayout::KLast)?, run(StateLayout::VLast)?);
+        let off = off.max(v_last);
         ensure!((mix.is_what)(&counts), "{}: {counts}", mix.name);
         println!(
             "  {}: {} requests, {tokens} tokens as transformers', logits within {off:.1e}\n    {counts}",
@@ -142,9 +154,15 @@ fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<(
 
 /// Runs a mix from the first request to the last answer. Returns the loop's counts, the number of compared tokens, and the largest
 /// difference of logits.
-fn run(model: &Model, expected: &Expected, mix: &Mix, seed: u64) -> Result<(Counts, usize, f32)> {
+fn run(
+    model: &Model,
+    expected: &Expected,
+    mix: &Mix,
+    seed: u64,
+    layout: StateLayout,
+) -> Result<(Counts, usize, f32)> {
     let rng = &mut StdRng::seed_from_u64(seed);
-    let pool = poisoned(model.pool(mix.settings.slots)?)?;
+    let pool = poisoned(model.pool(mix.settings.slots)?.state_layout(layout)?)?;
     let mut engine = Engine::new(model, mix.settings, pool)?;
     let tolerance = match model.device.is_cpu() || mix.settings.token_by_token {
         true => TOLERANCE,
