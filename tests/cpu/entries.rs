@@ -34,12 +34,14 @@ fn cases(family: Family) -> (u32, usize) {
 }
 
 /// Compares all entries of `families` on random problems that `adjust` has changed. An entry that takes none of a family's problems
-/// gets one more, which [`Spec::fit_to`] makes one of its own.
+/// gets one more, which [`Spec::fit_to`] makes one of its own. A GPU takes its share of the problems of neighbouring families in turn.
+/// That each entry runs there is `gpu::sanitizer`'s.
 ///
 /// # Panics
-/// If an entry has run none of a family's problems.
+/// If an entry takes none of a family's problems.
 fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
-    on_threads(families, |&family| {
+    let families: Vec<_> = families.iter().copied().enumerate().collect();
+    on_threads(&families, |&(i, family)| {
         let (cases, states) = cases(family);
         let is_of_family = |entry: &Entry| Family::all_of(*entry).contains(&family);
         let entries: Vec<Entry> = Entry::ALL.iter().copied().filter(is_of_family).collect();
@@ -47,7 +49,7 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
         let (portable, usual): (Vec<Entry>, Vec<Entry>) =
             (entries.iter()).partition(|entry| is_portable_chain(**entry));
         let groups = [usual, portable].into_iter().filter_map(|group| {
-            let turns = Turns::of_entry(*group.first()?);
+            let turns = Turns::of_entry(*group.first()?, i);
             Some((group, turns))
         });
         let groups: Vec<_> = groups.collect();
@@ -67,8 +69,9 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
             }
         });
         let ran = ran.into_inner().unwrap();
-        for &entry in entries.iter().filter(|entry| !ran.contains(entry)) {
-            let turns = Turns::of_entry(entry);
+        let left = entries.iter().filter(|entry| !ran.contains(entry));
+        for (j, &entry) in left.enumerate() {
+            let turns = Turns::of_entry(entry, i + j);
             for_all(operator, 1, problems.clone(), |mut spec| {
                 adjust(&mut spec);
                 spec.fit_to(entry);

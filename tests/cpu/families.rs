@@ -19,7 +19,9 @@ fn each(families: Vec<Family>, test: impl Fn(&Turns, Family) + Sync) {
 /// Like [`each`], with the position of each family.
 fn each_of(families: Vec<Family>, test: impl Fn(usize, &Turns, Family) + Sync) {
     let families: Vec<_> = families.into_iter().enumerate().collect();
-    on_threads(&families, |&(i, family)| test(i, &Turns::new(i), family));
+    on_threads(&families, |&(i, family)| {
+        test(i, &Turns::of_fixed(i), family);
+    });
 }
 
 /// The launches of `plain` with each way of keeping states that its family has.

@@ -4,7 +4,8 @@
 
 use gated_delta::{Activation, BetaScale, DType, Formulation, KdaBeta, StateLayout};
 use gated_delta_harness::arguments::{DecayKind, GateKind};
-use gated_delta_test_support::compare::check_everywhere;
+use gated_delta_test_support::backend::{backends_if, is_of_gpu, on_threads};
+use gated_delta_test_support::compare::check;
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, NormChoice, Spec};
 
@@ -117,37 +118,54 @@ const STATES: [(StateLayout, DType); 6] = [
     (StateLayout::VLast, DType::F16),
 ];
 
-/// Checks `make` for each model with every second pair of [`STATES`]. Models alternate between both halves.
-fn each(make: impl Fn(&Model, StateLayout, DType) -> Spec) {
-    for (m, model) in MODELS.iter().enumerate() {
-        for &(layout, state) in STATES.iter().skip(m % 2).step_by(2) {
+/// Checks `make` for each model with every second pair of [`STATES`]. Models alternate between both halves. The GPU takes the pairs
+/// whose position `is_of_gpu` accepts.
+fn each(is_of_gpu: impl Fn(usize) -> bool + Sync, make: fn(&Model, StateLayout, DType) -> Spec) {
+    let of_model = |m: usize| STATES.into_iter().skip(m % 2).step_by(2).enumerate();
+    let models = MODELS.iter().enumerate();
+    let pairs = models.flat_map(|(m, model)| of_model(m).map(move |(i, of)| (model, m + i, of)));
+    on_threads(
+        &pairs.collect::<Vec<_>>(),
+        |&(model, i, (layout, state))| {
             println!("{}, {layout} {state}", model.name);
-            check_everywhere(&make(model, layout, state).case(), None);
-        }
-    }
+            let case = make(model, layout, state).case();
+            for backend in backends_if(is_of_gpu(i)) {
+                check(&case, &backend.run(&case, None));
+            }
+        },
+    );
 }
 
 #[test]
 fn every_models_layer_decodes() {
-    each(|model, layout, state| model.spec(layout, state, 1));
+    each(
+        |_| true,
+        |model, layout, state| model.spec(layout, state, 1),
+    );
 }
 
 /// A verify with the state and the window after each token.
 #[test]
 fn every_models_layer_verifies_drafts() {
-    each(|model, layout, state| Spec {
-        snapshots: Some(0),
-        ..model.spec(layout, state, 3)
-    });
+    each(
+        |_| true,
+        |model, layout, state| Spec {
+            snapshots: Some(0),
+            ..model.spec(layout, state, 3)
+        },
+    );
 }
 
-/// A prompt in chunks of 64 tokens, of which the last is shorter.
+/// A prompt in chunks of 64 tokens, of which the last is shorter. On a GPU each model has at least one of its pairs.
 #[test]
 fn every_models_layer_takes_a_prompt() {
-    each(|model, layout, state| {
-        let mut spec = model.spec(layout, state, 70);
-        spec.options.formulation = Formulation::Chunked;
-        spec.batch = 1;
-        spec
-    });
+    each(
+        |i| is_of_gpu(i, STATES.len() / 2),
+        |model, layout, state| {
+            let mut spec = model.spec(layout, state, 70);
+            spec.options.formulation = Formulation::Chunked;
+            spec.batch = 1;
+            spec
+        },
+    );
 }

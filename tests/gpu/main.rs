@@ -7,6 +7,6 @@ mod large_pool;
 mod large_snapshots;
 mod launches;
 mod plans;
-mod prefill;
+mod prompts;
 mod replays;
 mod sanitizer;

@@ -2,7 +2,7 @@
 
 use gated_delta::{DType, Entry, Formulation, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
-use gated_delta_test_support::backend::{cuda, cuda_for, on_threads};
+use gated_delta_test_support::backend::{cuda, cuda_for, of_gpu, on_threads};
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::layout::Spacing;
@@ -114,7 +114,7 @@ fn a_plan_for_misaligned_tensors_takes_them() {
 
 /// Every family with wide and narrow accesses, with few tokens and with the most that a block has room for. Each combination has
 /// one of the dtypes, other ones in neighbouring families. `cargo xtask ptx` assembles every entry in more forms.
-fn every_kernel() -> Vec<Spec> {
+fn every_kernel() -> Vec<Vec<Spec>> {
     // The most T + T' with HV / H = 2. V-last KDA has room for no more, K-last layers with f32 states of 96 × 192 for fewer.
     let most = |family: Family| {
         let of_few = (true, StateLayout::KLast, DType::F32, 96);
@@ -133,20 +133,20 @@ fn every_kernel() -> Vec<Spec> {
             (spec.form.qkvo, spec.form.gates) = ([element; 4], [element; 2]);
             spec
         };
-        all.extend([form(0), form(1)]);
+        let mut of_family = vec![form(0), form(1)];
         if !family.decode {
             let tokens = family.max_tokens();
-            all.push(Spec { tokens, ..form(2) });
+            of_family.push(Spec { tokens, ..form(2) });
             let previous = Some(tokens.min(most(family) - tokens));
             let resumed = [form(3), form(4)].map(|of| Spec {
                 previous,
                 tokens,
                 ..of
             });
-            all.extend(resumed);
+            of_family.extend(resumed);
             if family.dim == 96 {
                 // Layers of this family have HV = H, and room for all tokens.
-                all.push(Spec {
+                of_family.push(Spec {
                     previous: Some(tokens),
                     tokens,
                     ratio: 1,
@@ -154,6 +154,7 @@ fn every_kernel() -> Vec<Spec> {
                 });
             }
         }
+        all.push(of_family);
     }
     all
 }
@@ -165,22 +166,25 @@ fn every_kernel_has_room() {
     if cuda().is_none() {
         return;
     }
-    on_threads(&every_kernel(), |spec| {
+    on_threads(&every_kernel().concat(), |spec| {
         assert!(!variants(&spec.case()).is_empty(), "{spec:?}");
     });
 }
 
-/// The driver's compiler keeps every variant for this GPU in registers, without spills.
+/// The driver's compiler keeps every variant for this GPU in registers, without spills. The GPU takes a share of the forms: other ones
+/// of neighbouring families and entries, and one of each at least.
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };
     // Entries of a prefill for other GPUs too.
     let elsewhere = cuda_for(Entry::gdn_prefill_chain_k128_tile64_mma);
-    let forms = every_kernel().into_iter();
+    let forms = every_kernel().into_iter().enumerate();
+    let forms = forms.flat_map(|(i, of_family)| of_gpu(of_family, i));
     let forms = forms.map(|spec| (format!("{:?}", spec.form), spec.case()));
     let waiting = deferred::entries()
         .flat_map(|entry| deferred::of_entry(entry, &[0, 8, 5]))
-        .flat_map(|spec| {
+        .enumerate()
+        .flat_map(|(i, spec)| {
             let gaps = deferred::Spec {
                 io: DType::F32,
                 gap: 3,
@@ -190,7 +194,8 @@ fn no_kernel_spills() {
                 tokens: 0,
                 ..spec.clone()
             };
-            [spec, gaps, flush].map(|spec| (format!("{spec:?}"), spec.problem().case()))
+            let forms = of_gpu(vec![spec, gaps, flush], i).into_iter();
+            forms.map(|spec| (format!("{spec:?}"), spec.problem().case()))
         });
     let cases: Vec<_> = forms.chain(waiting).collect();
     on_threads(&cases, |(form, case)| {

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use gated_delta::driver::{Context, Graph, Stream};
 use gated_delta::{DType, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
-use gated_delta_test_support::backend::{cuda, launch, on_threads};
+use gated_delta_test_support::backend::{cuda, launch, of_gpu, on_threads};
 use gated_delta_test_support::buffer::Buffer;
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::deferred;
@@ -15,7 +15,7 @@ use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
 use crate::launches::{context_of, spec, wait_for_copies};
-use crate::prefill::prefills;
+use crate::prompts::prefills;
 
 /// Overwrites a tensor's buffer. No work may be running.
 fn overwrite(context: &Context, tensor: &Tensor<'_>, buffer: &Buffer) {
@@ -195,7 +195,8 @@ fn a_replayed_graph_sees_changed_lengths() {
     });
 }
 
-/// A replay takes other lengths, positions, single-token rows and slots of checkpoints than the graph was captured with.
+/// A replay takes other lengths, positions, single-token rows and slots of checkpoints than the graph was captured with. The GPU takes
+/// a share of the families, with a convolution and a norm or without.
 #[test]
 fn a_replayed_prefill_sees_changed_lengths_and_positions() {
     const TOKENS: i64 = 260;
@@ -206,7 +207,7 @@ fn a_replayed_prefill_sees_changed_lengths_and_positions() {
     let with_around = families
         .iter()
         .flat_map(|&family| [(family, false), (family, true)]);
-    on_threads(&with_around.collect::<Vec<_>>(), |&(family, around)| {
+    on_threads(&of_gpu(with_around.collect(), 0), |&(family, around)| {
         let mut spec = Spec {
             tokens: TOKENS as usize / 4,
             ..spec(family)

@@ -2,15 +2,18 @@
 //! results.
 //!
 //! `SHARD=i/n` launches every n-th of them from the i-th on, so that n processes share the work: a sanitizer follows one launch at
-//! a time. `ENTRIES=kinds` launches one entry of each kind of text, as many as a sanitizer has time for. Without the variable, and
-//! without a sanitizer, every entry is compared with the reference in every form.
+//! a time. `ENTRIES=kinds` launches one entry of each kind of text, as many as a sanitizer has time for, and `ENTRIES=all` launches all
+//! entries. Without the variable, and without a sanitizer, every entry is compared with the reference in its share of these launches
+//! (`GATED_DELTA_GPU_SHARE`).
 
 use std::env;
 use std::sync::Mutex;
 
 use gated_delta::{Activation, BetaScale, DType, Entry, HeadMap, KdaBeta};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
-use gated_delta_test_support::backend::{cuda, cuda_for, on_threads, simulator_for};
+use gated_delta_test_support::backend::{
+    cuda, cuda_for, is_of_gpu, of_gpu, on_threads, simulator_for,
+};
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::layout::{Form, Spacing};
@@ -239,15 +242,28 @@ fn families_of(entry: Entry) -> impl Iterator<Item = Family> {
     all.filter(|family| family.state != DType::F16)
 }
 
+/// The wanted part of an entry's launches: all that `ENTRIES` names, or the GPU's share.
+fn wanted<T>(launches: Vec<T>, turn: usize) -> Vec<T> {
+    match env::var_os("ENTRIES") {
+        Some(_) => launches,
+        None => of_gpu(launches, turn),
+    }
+}
+
 /// The launches of `entries`.
 fn launches(entries: &[Entry]) -> Vec<(Entry, Spec)> {
     let entries: Vec<(usize, Entry)> = entries.iter().copied().enumerate().collect();
     let made = Mutex::new(Vec::new());
     on_threads(&entries, |&(turn, entry)| {
-        for family in families_of(entry) {
-            let specs = specs(entry, family, turn);
-            made.lock().unwrap().push((turn, entry, specs));
-        }
+        let families = families_of(entry).enumerate();
+        let all = families.flat_map(|(i, family)| {
+            let specs = specs(entry, family, turn).into_iter().enumerate();
+            // The kernels of a prefill are for all states: each form has one layout and dtype.
+            let taken = specs.filter(move |(j, _)| !family.is_chunked() || is_of_gpu(i + j, 4));
+            taken.map(|(_, spec)| spec)
+        });
+        let specs = wanted(all.collect(), turn);
+        made.lock().unwrap().push((turn, entry, specs));
     });
     let mut made = made.into_inner().unwrap();
     made.sort_by_key(|(turn, ..)| *turn);

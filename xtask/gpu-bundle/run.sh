@@ -8,7 +8,9 @@
 #                                 the tests whose name contains FILTER; `sanitizer` if it is not set, all if empty.
 #                                 First without it: the sanitizers then find the kernels compiled, in cache/
 #   ENTRIES=all                   with SANITIZE: launches of every entry, not of one of each kind
-#   GATED_DELTA_GPU_SHARE=1       all random problems on the GPU, not one in three
+#   GATED_DELTA_GPU_SHARE=1       all problems on the GPU, not one in five
+#   GATED_DELTA_GPU_TURN=n        which of the problems that are the same in each run: 0 to 4 are all. By default another one each
+#                                 minute, which is printed
 #   GATED_DELTA_SIMULATOR=1       in the simulator too, which has run what is in a bundle before
 #   JOBS=n                        processes at a time
 #   SHARDS=n                      processes that share the launches of tests-sanitizer, for each sanitizer
@@ -29,14 +31,15 @@ export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$PWD/cache} CUDA_CACHE_MAXSIZE=${CUDA_
 unset CUDA_CACHE_DISABLE
 
 export GATED_DELTA_SIMULATOR=${GATED_DELTA_SIMULATOR:-0}
+export GATED_DELTA_GPU_TURN=${GATED_DELTA_GPU_TURN:-$(($(date +%s) / 60 % 5))}
 
 # Longest first.
-LONGEST=(tests-sanitizer tests-plans tests-engine tests-families tests-laws tests-replays tests-entries tests-large_pool
-    tests-deferred tests-prefill cli-cli)
+LONGEST=(tests-entries tests-families tests-laws tests-replays tests-sanitizer tests-plans tests-prompts tests-models tests-prefill
+    tests-large_pool tests-deferred tests-engine cli-cli)
 # Binaries of many modules, each of which is a process.
 MODULES=(tests-cpu tests-gpu)
-# Takes all of the GPU's memory, and so runs while nothing else does.
-ALONE=out_of_memory
+# Tests that run while nothing else does: one takes all of the GPU's memory, one compiles on all cores within a limit of time.
+ALONE='out_of_memory|the_gpu_passes_in_seconds'
 TOOLS=(racecheck memcheck initcheck synccheck)
 
 # clamp VALUE LEAST MOST
@@ -130,7 +133,7 @@ mkdir -p logs
 execute() {
     local tool=$1 name=$2 file=$3 shard=$4 part=$5 command=() tests=() begin=$SECONDS status child log verdict=ok
     mapfile -t tests < <(names_of "$name" "${file#*/}" | part "$part")
-    [[ $part == alone ]] && name+=-$ALONE
+    [[ $part == alone ]] && name+=-alone
     if [[ $tool != - ]]; then
         command=(compute-sanitizer --tool "$tool" --error-exitcode 99)
         # It warns of a mailbox that is opened: of the two instructions of one and the same thread that do it, first the
@@ -169,8 +172,8 @@ execute() {
 # part alone|others|-: filters the test names on stdin: those of ALONE, all others, or all.
 part() {
     case $1 in
-        alone) grep "$ALONE" ;;
-        others) grep -v "$ALONE" ;;
+        alone) grep -E "$ALONE" ;;
+        others) grep -Ev "$ALONE" ;;
         *) cat ;;
     esac
 }
@@ -230,7 +233,7 @@ if ((named == 0)) && [[ -z $filter && ${#tools[@]} == 0 ]]; then
         [[ -x $example ]] && plain+=("- ${example#*/} $example - -")
     done
 fi
-pool "${JOBS:-$(clamp $((cores / 3)) 2 6)}" "${plain[@]}"
+pool "${JOBS:-$(clamp $((cores / 2)) 2 8)}" "${plain[@]}"
 plain_seconds=$SECONDS
 
 if ((${#tools[@]} > 0)) && [[ -z $(failures) ]]; then
@@ -272,5 +275,5 @@ if ! awk '{ n += $2 } END { exit n == 0 }' logs/results; then
 fi
 verdict=passed
 [[ -z $(failures) ]] || verdict=FAILED
-echo "$verdict in $SECONDS s"
+echo "$verdict in $SECONDS s, with GATED_DELTA_GPU_TURN=$GATED_DELTA_GPU_TURN"
 [[ $verdict == passed ]]

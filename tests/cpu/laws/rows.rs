@@ -1,9 +1,9 @@
 //! The order, number and neighbours of rows and slots change nothing.
 
 use gated_delta::DType;
-use gated_delta_test_support::backend::backends;
+use gated_delta_test_support::backend::{backends_if, is_of_gpu, on_threads};
 use gated_delta_test_support::case::Case;
-use gated_delta_test_support::compare::check_everywhere;
+use gated_delta_test_support::compare::check;
 use gated_delta_test_support::layout::Layout;
 use gated_delta_test_support::problem::{Array, Change, Sizes, take, window_snapshots};
 use gated_delta_test_support::slots::SlotChoice;
@@ -139,12 +139,13 @@ fn padding_rows_change_nothing() {
 fn lengths_are_whatever_the_bounds_say() {
     const TOKENS: usize = 3;
     let several = Family::several().into_iter();
-    let prefills = Family::prefills().into_iter();
-    for family in several.chain(prefills) {
-        // f16 and bf16 share kernels.
-        if family.state == DType::F16 {
-            continue;
-        }
+    let mut families: Vec<_> = several.chain(Family::prefills()).collect();
+    // f16 and bf16 share kernels.
+    families.retain(|family| family.state != DType::F16);
+    let count = families.len();
+    let families: Vec<_> = families.into_iter().enumerate().collect();
+    on_threads(&families, |&(i, family)| {
+        let machines = || backends_if(is_of_gpu(i, count));
         for previous in [None, Some(2)] {
             // The code that finds rows is the same for all dims. Random problems of resumes are packed too.
             if previous.is_some() && (family.is_chunked() || family.dim > 64) {
@@ -178,14 +179,15 @@ fn lengths_are_whatever_the_bounds_say() {
                 let mut problem = problem.clone();
                 let lengths = problem.packed.as_mut().expect("rows are packed");
                 lengths.cu_seqlens = Array::indices(bounds);
-                check_everywhere(&problem.case(&spec.form), None);
+                let case = problem.case(&spec.form);
+                machines().for_each(|backend| check(&case, &backend.run(&case, None)));
             }
             // Dense rows of a prefill may have no tokens.
             let dense = spec.problem().take_tokens(&[]);
             let mut empty = none.clone();
             let lengths = empty.packed.as_mut().expect("rows are packed");
             lengths.cu_seqlens = Array::indices([0; 5]);
-            for backend in backends().iter().filter(|_| family.is_chunked()) {
+            for backend in machines().filter(|_| family.is_chunked()) {
                 let [dense, packed] =
                     [&dense, &empty].map(|problem| run(backend, problem, &spec.form));
                 assert!(dense.state_bits() == packed.state_bits(), "states differ");
@@ -195,5 +197,5 @@ fn lengths_are_whatever_the_bounds_say() {
                 );
             }
         }
-    }
+    });
 }

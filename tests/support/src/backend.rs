@@ -96,13 +96,56 @@ pub fn cuda_for(entry: Entry) -> Option<&'static Backend> {
     backends_of(machine_of(entry)).iter().find(is_cuda)
 }
 
-/// Shares the random problems of one kernel among backends. The driver compiles another text for each problem. So the GPU takes one
-/// problem in three, or one in `GATED_DELTA_GPU_SHARE`. The simulator takes all problems. After a failure the GPU takes all of them
-/// too, since a smaller failing problem is searched.
+/// A variable that is a number of at least `least`, or `usual` without the variable.
+fn number(variable: &str, least: usize, usual: usize) -> usize {
+    env::var(variable).map_or(usual, |text| {
+        let number = text.parse().ok().filter(|number| *number >= least);
+        number.unwrap_or_else(|| panic!("{variable}: wanted {least} or more, got {text}"))
+    })
+}
+
+/// The driver compiles another text for each problem. So the GPU takes one problem in five, or one in `GATED_DELTA_GPU_SHARE`. An odd
+/// share goes through all [`MACHINES`].
+fn share() -> usize {
+    static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 5));
+    *SHARE
+}
+
+/// Whether the GPU takes problem `turn` of `count` that are the same in each run: one in `GATED_DELTA_GPU_SHARE`, and at least one of
+/// them. Other values of `GATED_DELTA_GPU_TURN` select other problems: as many values as the share is select all.
+#[must_use]
+pub fn is_of_gpu(turn: usize, count: usize) -> bool {
+    (turn + first_turn()).is_multiple_of(share().min(count.max(1)))
+}
+
+/// The GPU's share of `items`, at least one of them ([`is_of_gpu`]). Another `turn` is another share.
+#[must_use]
+pub fn of_gpu<T>(items: Vec<T>, turn: usize) -> Vec<T> {
+    let count = items.len();
+    let numbered = items.into_iter().enumerate();
+    let taken = numbered.filter(|&(i, _)| is_of_gpu(turn + i, count));
+    taken.map(|(_, item)| item).collect()
+}
+
+fn first_turn() -> usize {
+    static TURN: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_TURN", 0, 0));
+    *TURN
+}
+
+/// The simulator, and the GPU too if it takes the problem.
+pub fn backends_if(is_of_gpu: bool) -> impl Iterator<Item = &'static Backend> {
+    let all = backends().iter();
+    all.filter(move |backend| is_of_gpu || matches!(backend, Backend::Simulator(_)))
+}
+
+/// Shares the problems of one kernel among backends. The GPU takes one problem in `GATED_DELTA_GPU_SHARE`, the simulator takes all
+/// problems. After a failure the GPU takes all of them too, since a smaller failing problem is searched.
 #[derive(Debug)]
 pub struct Turns {
     next: AtomicUsize,
     failed: AtomicBool,
+    /// Number of the first turn among those of the GPU.
+    after: usize,
     /// Positions in [`MACHINES`] of the machines that take problems in turn, and the number of turns before the first problem.
     machines: (&'static [usize], usize),
 }
@@ -115,6 +158,12 @@ impl Turns {
         Self::among(after, (&[0], 0))
     }
 
+    /// Turns of problems that are the same in each run: the GPU takes other ones with each `GATED_DELTA_GPU_TURN`.
+    #[must_use]
+    pub fn of_fixed(after: usize) -> Self {
+        Self::new(after + first_turn())
+    }
+
     /// Turns of problems of several kernels. Problems go to the [`MACHINES`] in turn, and each caller starts one machine further
     /// than the last.
     #[must_use]
@@ -123,36 +172,31 @@ impl Turns {
         Self::among(0, (&[0, 1, 2], NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Turns of problems of one kernel, on the machines that `entry` is for.
+    /// Like [`Turns::of_fixed`], on the machines that `entry` is for.
     #[must_use]
-    pub fn of_entry(entry: Entry) -> Self {
-        match machine_of(entry) {
-            0 => Self::new(0),
-            _ => Self::among(0, (&[1, 2], 0)),
-        }
+    pub fn of_entry(entry: Entry, after: usize) -> Self {
+        let machines: &[usize] = match machine_of(entry) {
+            0 => &[0],
+            _ => &[1, 2],
+        };
+        Self::among(after + first_turn(), (machines, 0))
     }
 
     const fn among(after: usize, machines: (&'static [usize], usize)) -> Self {
         Self {
-            next: AtomicUsize::new(after),
+            next: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
+            after,
             machines,
         }
     }
 
     /// Runs `body` on each backend whose turn it is for the next problem.
     pub fn next(&self, body: impl Fn(&'static Backend)) {
-        static SHARE: LazyLock<usize> = LazyLock::new(|| {
-            env::var("GATED_DELTA_GPU_SHARE").map_or(3, |share| {
-                let number = share.parse().ok().filter(|share| *share > 0);
-                number.unwrap_or_else(|| {
-                    panic!("GATED_DELTA_GPU_SHARE: wanted 1 or more, got {share}")
-                })
-            })
-        });
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         let (machines, first) = self.machines;
-        let of_gpu = turn.is_multiple_of(*SHARE) || self.failed.load(Ordering::Relaxed);
+        let is_turn = (self.after + turn).is_multiple_of(share());
+        let of_gpu = is_turn || self.failed.load(Ordering::Relaxed);
         let _watch = Watch(&self.failed);
         backends_of(machines[(first + turn) % machines.len()])
             .iter()
@@ -371,8 +415,8 @@ mod tests {
         }
         assert!(!turns.failed.load(Ordering::Relaxed));
         let fails = || turns.next(|_| panic!("of a problem"));
-        // Of three consecutive problems at least one runs on the GPU.
-        for _ in 0..3 {
+        // Of as many consecutive problems at least one runs on the GPU.
+        for _ in 0..share() {
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(fails));
         }
         assert!(turns.failed.into_inner());
