@@ -9,5 +9,6 @@ mod families;
 mod laws;
 mod models;
 mod prefill;
+mod prefixes;
 mod select;
 mod slots;
