@@ -191,7 +191,9 @@ impl Attention {
             x.reshape((heads * (self.heads / self.kv_heads), len, dim))
         };
         let (k, v) = (shared(k)?, shared(v)?);
-        let scores = (q.matmul(&k.t()?)? / (self.dim as f64).sqrt())?;
+        // On a GPU a product takes no other views.
+        let (q, k, v) = (q.contiguous()?, k.t()?.contiguous()?, v.contiguous()?);
+        let scores = (q.matmul(&k)? / (self.dim as f64).sqrt())?;
         let mask: Vec<f32> = (0..n)
             .flat_map(|t| {
                 (0..before + n).map(move |at| {
@@ -205,7 +207,11 @@ impl Attention {
             .collect();
         let mask = Tensor::from_vec(mask, (1, n, before + n), h.device())?;
         let weights = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
-        let mut out = weights.matmul(&v)?.transpose(0, 1)?.flatten_from(1)?;
+        let mut out = weights
+            .contiguous()?
+            .matmul(&v)?
+            .transpose(0, 1)?
+            .flatten_from(1)?;
         if let Some(gate) = gate {
             out = (out * gate)?;
         }

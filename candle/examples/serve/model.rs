@@ -67,7 +67,7 @@ impl RmsNorm {
 
 /// Product of `x` `[n, in]` and the transposed `weight` `[out, in]`.
 pub fn linear(x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-    x.matmul(&weight.t()?)
+    x.contiguous()?.matmul(&weight.t()?)
 }
 
 enum Mixer {
