@@ -127,22 +127,15 @@ fn serve(folder: &Path, name: &str, device: &Device, schedules: u64) -> Result<(
     let expected = Expected::read(folder)?;
     println!("{name}");
     for (seed, mix) in (0..).zip(&MIXES) {
-        for schedule in 1..schedules {
-            run(
-                &model,
-                &expected,
-                mix,
-                seed + 100 * schedule,
-                StateLayout::KLast,
-            )
-            .with_context(|| format!("{}, schedule {schedule}", mix.name))?;
-        }
-        let run = |layout| {
+        let run = |seed, layout| {
             run(&model, &expected, mix, seed, layout)
-                .with_context(|| format!("{}, {layout:?}", mix.name))
+                .with_context(|| format!("{}, seed {seed}, {layout:?}", mix.name))
         };
-        let ((counts, tokens, off), (.., v_last)) =
-            (run(StateLayout::KLast)?, run(StateLayout::VLast)?);
+        for schedule in 1..schedules {
+            run(seed + 100 * schedule, StateLayout::KLast)?;
+        }
+        let (counts, tokens, off) = run(seed, StateLayout::KLast)?;
+        let (.., v_last) = run(seed, StateLayout::VLast)?;
         let off = off.max(v_last);
         ensure!((mix.is_what)(&counts), "{}: {counts}", mix.name);
         println!(
