@@ -1,13 +1,20 @@
-//! Compiles kernels-gpu to one PTX module.
+//! Compiles kernels-gpu to PTX modules, one for each family of entries.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
+use crate::entries::{Entry, file_name};
 use crate::module::Module;
 use crate::toolchain::Compiler;
-use crate::{hash, shell};
+use crate::{hash, ptx, shell};
 
 /// Flags of the device code and of its `core`. sm_80 has the asynchronous copies and bf16 conversions that the kernels use; PTX 7.4
 /// has `L1::no_allocate`. Panics become a bare trap. The unroll threshold unrolls every loop over a register array: a loop that
@@ -32,13 +39,20 @@ const PROFILE: [&str; 6] = [
     "profile.ptx.incremental=false",
 ];
 
+/// Cargo's variable for flags of the compiler, and what separates them.
+const FLAGS: &str = "CARGO_ENCODED_RUSTFLAGS";
+const SEPARATOR: &str = "\x1f";
+
 /// All flags that decide the generated code.
 pub fn flags() -> impl Iterator<Item = &'static str> {
     RUSTFLAGS.into_iter().chain(PROFILE)
 }
 
-/// Compiles the kernels and parses the module: all entries, or only those whose name contains `only`.
-pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Module> {
+/// Compiles all entries, or only those whose name contains `only`, and parses the modules.
+///
+/// Each family is a crate of its own ([`copy_with`]). LLVM's choices in one function depend on the others in its module, so a change of
+/// one family would change the machine code of others. Families are compiled side by side, one on each core.
+pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Vec<Module>> {
     // A directory for each compiler and set of flags: cargo does not track the assembly as an output of its own.
     let recipe = flags().fold(compiler.identity.clone(), |recipe, flag| {
         recipe + "\n" + flag
@@ -46,24 +60,65 @@ pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Module> {
     let directory = shell::target()?
         .join("ptx")
         .join(&hash::of_text(&recipe)[..12]);
+    if only.is_none() {
+        // The crate with all entries has to be free of warnings.
+        let mut check = cargo(compiler, "check", &directory.join("check"));
+        check.env(
+            FLAGS,
+            [&RUSTFLAGS[..], &["-Dwarnings"]].concat().join(SEPARATOR),
+        );
+        shell::run(&mut check)?;
+    }
 
+    let families = families(only)?;
+    let next = Mutex::new(families.into_iter());
+    let take = || next.lock().ok()?.next();
+    let work = |core: usize| {
+        let (directory, mut modules) = (directory.join(core.to_string()), Vec::new());
+        while let Some((family, names)) = take() {
+            let begin = Instant::now();
+            let package = copy_with(&family, &names)?;
+            let mut compile = cargo(compiler, "rustc", &directory);
+            compile.current_dir(package);
+            compile.args(["--crate-type", "cdylib", "--"]);
+            compile.args(["--emit=asm", "-Clinker=true", "-Awarnings"]);
+            shell::run(&mut compile)?;
+            let assembly = directory.join("nvptx64-nvidia-cuda/ptx/deps/gated_delta_kernels.s");
+            let text = fs::read_to_string(&assembly);
+            let module = text
+                .map_err(Into::into)
+                .and_then(|text| Module::parse(&text));
+            modules.push(module.with_context(|| format!("{family}: {}", assembly.display()))?);
+            let (count, seconds) = (names.len(), begin.elapsed().as_secs());
+            println!("compiled {family}: {count} entries in {seconds} s");
+        }
+        Ok(modules)
+    };
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..cores)
+            .map(|core| scope.spawn(move || work(core)))
+            .collect();
+        let mut modules = Vec::new();
+        for worker in workers {
+            let of_worker: Result<_> = worker.join().map_err(|_| anyhow!("a worker panicked"))?;
+            modules.append(&mut of_worker?);
+        }
+        Ok(modules)
+    })
+}
+
+/// Cargo's `command` for the kernels, with a target directory of its own.
+fn cargo(compiler: &Compiler, command: &str, directory: &Path) -> Command {
     let mut cargo = shell::cargo();
     compiler.configure(&mut cargo);
-    let lints = match only {
-        Some(only) => {
-            cargo.current_dir(copy_with(only)?);
-            "-Awarnings"
-        }
-        None => "-Dwarnings",
-    };
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"));
+    cargo.env(FLAGS, RUSTFLAGS.join(SEPARATOR));
     cargo.args([
-        "rustc",
+        command,
+        "--quiet",
         "--package",
         "gated-delta-kernels",
         "--lib",
-        "--crate-type",
-        "cdylib",
     ]);
     cargo.args([
         "-Zbuild-std=core",
@@ -71,18 +126,52 @@ pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Module> {
         "nvptx64-nvidia-cuda",
         "--profile",
         "ptx",
-        "--target-dir",
     ]);
-    cargo.arg(&directory);
+    cargo.arg("--target-dir").arg(directory);
     for setting in PROFILE {
         cargo.args(["--config", setting]);
     }
-    cargo.args(["--", "--emit=asm", "-Clinker=true", lints]);
-    shell::run(&mut cargo)?;
+    cargo
+}
 
-    let assembly = directory.join("nvptx64-nvidia-cuda/ptx/deps/gated_delta_kernels.s");
-    let text = fs::read_to_string(&assembly).with_context(|| assembly.display().to_string())?;
-    Module::parse(&text).with_context(|| assembly.display().to_string())
+/// The names of the entries by family, those with the most PTX first: they take longest. `only`: as for [`kernels`].
+fn families(only: Option<&str>) -> Result<Vec<(String, Vec<&'static str>)>> {
+    let mut families = BTreeMap::<_, (u64, Vec<_>)>::new();
+    for &entry in Entry::ALL {
+        if only.is_some_and(|only| !entry.name().contains(only)) {
+            continue;
+        }
+        let (bytes, names) = families.entry(family_of(entry.name())).or_default();
+        let committed = fs::metadata(ptx::directory().join(file_name(entry)));
+        *bytes += committed.map_or(0, |file| file.len());
+        names.push(entry.name());
+    }
+    if families.is_empty() {
+        bail!("no entry has `{}` in its name", only.unwrap_or_default());
+    }
+    let mut families: Vec<_> = families.into_iter().collect();
+    families.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
+    let families = families.into_iter();
+    Ok(families
+        .map(|(family, (_, names))| (family, names))
+        .collect())
+}
+
+/// The family of an entry: its name up to its dims, without the layout. Entries without dims are one family.
+fn family_of(name: &str) -> String {
+    let is_dims = |word: &&str| {
+        !word
+            .strip_prefix('k')
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let words: Vec<_> = name.split('_').collect();
+    let stem: Vec<_> = words.iter().copied().take_while(is_dims).collect();
+    if stem.len() == words.len() {
+        return "contracts".to_owned();
+    }
+    let layouts = ["klast", "vlast"];
+    let stem = stem.into_iter().filter(|word| !layouts.contains(word));
+    stem.collect::<Vec<_>>().join("_")
 }
 
 /// Manifest of a copy of the kernels outside of the workspace.
@@ -100,9 +189,9 @@ bytemuck = { version = "1.24", features = ["derive"] }
 [workspace]
 "#;
 
-/// Copies the kernels under `target/`. The copy's table of entries has only the lines whose name contains `only`.
-fn copy_with(only: &str) -> Result<PathBuf> {
-    let package = shell::target()?.join("ptx-only/kernels-gpu");
+/// Copies the kernels under `target/`. The copy's table of entries has only the lines of `names`.
+fn copy_with(family: &str, names: &[&str]) -> Result<PathBuf> {
+    let package = shell::target()?.join("ptx-families").join(family);
     if package.exists() {
         fs::remove_dir_all(&package)?;
     }
@@ -113,12 +202,12 @@ fn copy_with(only: &str) -> Result<PathBuf> {
     let table = package.join("src/entries.rs");
     let lines = fs::read_to_string(&table)?;
     let is_left = |line: &&str| match line.trim_start().split_once(" = ") {
-        Some((name, body)) if body.ends_with(">;") && name.contains("_k") => name.contains(only),
+        Some((name, body)) if body.ends_with(">;") => names.contains(&name),
         _ => true,
     };
     let left: Vec<_> = lines.lines().filter(is_left).collect();
-    if left.len() == lines.lines().count() {
-        bail!("no line of {} goes for `{only}`", table.display());
+    if left.len() + Entry::ALL.len() != lines.lines().count() + names.len() {
+        bail!("{}: the lines of {family} are not found", table.display());
     }
     fs::write(&table, left.join("\n"))?;
     Ok(package)
@@ -138,4 +227,31 @@ fn copy_directory(from: &Path, to: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_are_names_without_dims_and_layouts() {
+        assert_eq!(
+            family_of("gdn_mtp_parallel_klast_bf16_k64_tile64"),
+            "gdn_mtp_parallel_bf16"
+        );
+        assert_eq!(
+            family_of("recurrent_vlast_f32_k96v192_tile32"),
+            "recurrent_f32"
+        );
+        assert_eq!(
+            family_of("kda_prefill_chain_k128_tile64_mma"),
+            "kda_prefill_chain"
+        );
+        assert_eq!(family_of("device_contract"), "contracts");
+        let all = families(None).unwrap();
+        assert_eq!(
+            all.iter().map(|(_, names)| names.len()).sum::<usize>(),
+            Entry::ALL.len()
+        );
+    }
 }

@@ -131,11 +131,12 @@ pub fn compiled(compiler: &Compiler, only: Option<&str>) -> Result<BTreeMap<Stri
     bodies(&compile::kernels(compiler, only)?, only)
 }
 
-/// The files of the entries of `module`, by name. `only`: the module has only the entries whose name contains this text.
-fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String>> {
+/// The files of the entries of `modules`, by name. `only`: they have only the entries whose name contains this text.
+fn bodies(modules: &[Module], only: Option<&str>) -> Result<BTreeMap<String, String>> {
     let known: BTreeSet<_> = Entry::ALL.iter().map(|entry| entry.name()).collect();
-    if let Some(name) = module.entry_names().find(|name| !known.contains(name)) {
-        bail!("the module has an entry {name} that is not in kernels-gpu/src/entries.rs");
+    let mut names = modules.iter().flat_map(Module::entry_names);
+    if let Some(name) = names.find(|name| !known.contains(name)) {
+        bail!("a module has an entry {name} that is not in kernels-gpu/src/entries.rs");
     }
     let is_made = |entry: &&Entry| only.is_none_or(|only| entry.name().contains(only));
     let mut files = BTreeMap::new();
@@ -154,8 +155,9 @@ fn bodies(module: &Module, only: Option<&str>) -> Result<BTreeMap<String, String
             }),
             warpgroups: entry.takes_warpgroups(),
         };
-        let body = module.extract(entry.name(), &bounds);
-        let body = body.with_context(|| format!("the module lacks the entry {}", entry.name()))?;
+        let mut of_modules = modules.iter();
+        let body = of_modules.find_map(|module| module.extract(entry.name(), &bounds));
+        let body = body.with_context(|| format!("no module has the entry {}", entry.name()))?;
         files.insert(file_name(entry), TITLE.to_owned() + &body);
     }
     Ok(files)
