@@ -221,8 +221,8 @@ fn prefills_are_of_the_expected_instructions() {
             ("wgmma.fence.sync.aligned", walks && !portable),
             ("fence.proxy.async", walks || bulk),
             ("mma.sync.aligned.m16n8k16", prepares || portable),
-            ("cvt.rn.f16x2.f32", true),
-            ("ex2.approx.ftz.f32", true),
+            ("cvt.rn.f16x2.f32", of != Stage::Carry),
+            ("ex2.approx.ftz.f32", of != Stage::Carry),
             (
                 "cp.async.bulk.shared::cluster.global",
                 (walks && !prepares) || bulk,
@@ -426,9 +426,32 @@ const OF_INPUTS_OF_A_CONVOLUTION: [&str; 3] = ["_CONV_", "READ_WINDOWS", "GD_X_"
 /// Constants that determine whether a value head of a chunk has scales of o in the workspace.
 const OF_SCALES_OF_O: [&str; 2] = ["GD_HAS_NORM", "GD_O_ELEMENT"];
 
+/// Constants that determine where the states of splits are in the workspace, and which rows have them.
+const OF_A_CARRY: [&str; 16] = [
+    "GD_CU_SEQLENS_INDEX",
+    "GD_FRESH_INDEX",
+    "GD_H",
+    "GD_HAS_NORM",
+    "GD_NULL_SLOT",
+    "GD_O_ELEMENT",
+    "GD_PER_CHANNEL",
+    "GD_POSITIONS_INDEX",
+    "GD_RATIO",
+    "GD_READ_INDEX",
+    "GD_TAPS",
+    "GD_TILED",
+    "GD_UPDATE_STATE",
+    "GD_V_ELEMENT",
+    "GD_WIDE_IO",
+    "GD_WRITE_INDEX",
+];
+
 /// Whether a stage of a prefill uses a constant.
 fn is_of_prefill(of: Stage, per_channel: Option<bool>, symbol: &str) -> bool {
     let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
+    if of == Stage::Carry {
+        return OF_A_CARRY.contains(&symbol);
+    }
     if OF_GATES_OF_CHANNELS.contains(&symbol) {
         return per_channel == Some(true) || of == Stage::Single;
     }
@@ -508,6 +531,15 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         }
         if *symbol == "GD_BLOCKS_PER_SM" {
             return entry.min_blocks_by_constant();
+        }
+        if *symbol == "GD_SPLIT" {
+            // A scan of 64 rows of a state by warpgroups, with K = V = 128, takes rows in splits.
+            let has_splits =
+                entry.takes_warpgroups() && entry.computes().is_some_and(|it| it.k == 128);
+            return match prefill {
+                Some(Stage::Chain) => has_splits && entry.tiles() == 2,
+                of => of == Some(Stage::Carry),
+            };
         }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));
         let of_drafts = is_deferred && is_parallel && deferred::is_layer(entry);

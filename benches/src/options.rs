@@ -140,6 +140,9 @@ pub struct Options {
     /// With --prefill, measure only bare cases: q and k are normalised before the launch, as for kernels of other libraries.
     #[arg(long, requires = "prefill")]
     pub bare: bool,
+    /// With --prefill, split rows at multiples of so many tokens.
+    #[arg(long, requires = "prefill")]
+    pub split: Option<u32>,
     /// With --prefill, measure every entry whose name contains one of these, selected or not: chain, short, tile64. For all: --tune.
     #[arg(long, requires = "prefill", value_delimiter = ',')]
     pub entry: Vec<String>,
@@ -306,6 +309,9 @@ impl Options {
             !cases.is_empty(),
             "--prefill has no such case: rows that are not in its table need --heads, --bare or --gate"
         );
+        for case in &mut cases {
+            case.split = self.split;
+        }
         Ok(cases)
     }
 

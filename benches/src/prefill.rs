@@ -290,10 +290,11 @@ impl<'a> Buffers<'a> {
             States::update(pool).write_slots(self.write_slots.tensor(0, DType::I32, &[rows])?);
         let o = self.o.tensor(set, DType::Bf16, &[1, total, hv, v_dim])?;
         let bounds = self.cu_seqlens.tensor(0, DType::I32, &[rows + 1])?;
-        let options = Options::default()
+        let mut options = Options::default()
             .formulation(Formulation::Chunked)
             .qk_l2norm(case.qk_l2norm)
             .state_layout(case.layout);
+        options.split = case.split;
         let mut step = Step::new(inputs, gates, o, states)
             .packed(bounds, longest)
             .options(options);

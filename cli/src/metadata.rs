@@ -97,7 +97,7 @@ impl Metadata {
             "beta" | "lower_bound" => &[KdaRecurrent, KdaPrefill],
             "formulation" => &[GdnMtp, KdaRecurrent],
             "max_tokens" => &[GdnMtp, GdnPrefill, KdaRecurrent, KdaPrefill],
-            "checkpoint_every" => &[GdnPrefill, KdaPrefill],
+            "checkpoint_every" | "split" => &[GdnPrefill, KdaPrefill],
             "max_pending" => DEFERRED,
             _ => &Op::ALL,
         };
@@ -151,6 +151,10 @@ impl Metadata {
             "checkpoint_every" => {
                 let wanted = "a number of tokens, a multiple of 64";
                 self.checkpoint_every = Some(number(key, value, wanted)?);
+            }
+            "split" => {
+                let wanted = "a number of tokens, a multiple of 64";
+                options.split = Some(number(key, value, wanted)?);
             }
             "max_pending" => {
                 self.max_pending = Some(number(key, value, "a number of tokens")?);

@@ -15,6 +15,8 @@ const SYMBOL_PREFIX: &str = "GD_";
 
 /// The load-time constant for the instruction set of a GPU.
 const MACHINE: &str = "GD_MACHINE";
+/// Constant of which an entry takes its part ([`Entry::blocks_per_sm`]).
+const BLOCKS_PER_SM: &str = "GD_BLOCKS_PER_SM";
 
 /// An entry with the load-time constants of a layer. It determines the compiled code, and so is the key of a cache of compiled
 /// kernels.
@@ -53,13 +55,27 @@ impl Kernel {
     /// Name and value of every load-time constant; an f32 as its bits.
     pub fn constants(&self) -> impl Iterator<Item = (&'static str, u32)> {
         let symbols = self.entry.symbols().iter().copied();
-        symbols.zip(self.constants.words().iter().copied())
+        symbols.zip(words_of(self.entry, self.constants.words()))
     }
 }
 
 /// The PTX of `entry` with `constants` written into it, NUL-terminated.
 pub(crate) fn text(entry: Entry, constants: &[u32]) -> Result<CString, Error> {
-    specialise(&template(entry)?, entry.symbols(), constants)
+    specialise(
+        &template(entry)?,
+        entry.symbols(),
+        &words_of(entry, constants),
+    )
+}
+
+/// `constants`, with the entry's own number of blocks of a multiprocessor where the layer's allows as many.
+fn words_of(entry: Entry, constants: &[u32]) -> Vec<u32> {
+    let mut words = constants.to_vec();
+    let blocks = (entry.symbols().iter()).position(|symbol| *symbol == BLOCKS_PER_SM);
+    if let Some(word) = blocks.and_then(|at| words.get_mut(at)) {
+        *word = entry.blocks_per_sm(*word);
+    }
+    words
 }
 
 /// The PTX of `entry` before the constants are written into it. Each constant is a symbol of [`Entry::symbols`], and the text

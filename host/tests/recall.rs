@@ -740,6 +740,9 @@ fn flip_options<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, has_q: b
         |o| o.null_slot = Some(1),
         true,
     );
+    // Steps that are no prefill ignore it, and are checked again all the same.
+    // A step that is no prefill has no splits.
+    flip("splits", |_| {}, |o| o.split = Some(64), false);
 }
 
 fn flip_formulation<W: HasTensors>(stand_in: &StandIn, what: &str, work: W) {

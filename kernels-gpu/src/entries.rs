@@ -164,6 +164,7 @@ macro_rules! for_each_entry {
             kda_prefill_chain_k128_tile128 = kda_prefill::Chain<PerChannel, Hopper, 128, 128, 2>;
             kda_prefill_chain_k128_tile64_mma = kda_prefill::Chain<PerChannel, Portable, 128, 128, 1>;
             kda_prefill_short_k128_tile128 = kda_prefill::Short<PerChannel, 128, 128, 2>;
+            prefill_carry_k128 = prefill::Carry<128>;
             prefill_finish_k64 = prefill::Finish<64, 64>;
             prefill_finish_k128 = prefill::Finish<128, 128>;
             prefill_finish_k96v192 = prefill::Finish<96, 192>;
@@ -312,6 +313,17 @@ impl Entry {
         }
     }
 
+    /// Blocks of a multiprocessor that registers must leave room for, where
+    /// [`StepConstants::blocks_per_sm`](crate::step::StepConstants) is `most`: half as many of a block of more than 5 warps.
+    pub const fn blocks_per_sm(self, most: u32) -> u32 {
+        let own = self.description().min_blocks_per_sm;
+        let most = match (self.description().block > 160, most) {
+            (true, 2..) => most / 2,
+            _ => most,
+        };
+        if own < most { own } else { most }
+    }
+
     /// Threads of a block for a layer of `ratio` value heads to a query/key head.
     pub const fn block_of(self, ratio: u32) -> u32 {
         let it = self.description();
@@ -432,6 +444,7 @@ mod tests {
             Form::Chunked(Stage::Convolve) => "prefill_convolve",
             Form::Chunked(Stage::Prepare) => "prefill_prepare",
             Form::Chunked(Stage::Chain) => "prefill_chain",
+            Form::Chunked(Stage::Carry) => "prefill_carry",
             Form::Chunked(Stage::Short) => "prefill_short",
             Form::Chunked(Stage::Single) => "prefill_single",
             Form::Chunked(Stage::Finish) => "prefill_finish",

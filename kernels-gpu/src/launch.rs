@@ -30,7 +30,7 @@ pub struct Description {
     pub block_per_head: bool,
     /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
     pub min_blocks_per_sm: u32,
-    /// Whether a load-time constant says so instead ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)): where narrow
+    /// Whether a load-time constant bounds that number ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)): where narrow
     /// accesses, the dtype of tokens or the layout of states take more registers.
     pub min_blocks_by_constant: bool,
     /// Whether one block of a multiprocessor is said to be enough on machines before Hopper, where the assembler would spill for a second
@@ -331,6 +331,8 @@ pub enum Stage {
     /// The inter-chunk scan: from state to state, after [`Stage::Prepare`]; of a prompt in segments, after the chain of the segment
     /// before too.
     Chain,
+    /// Of rows in splits, between the two passes of the chain: states at the begins of splits.
+    Carry,
     /// Rows of at most 64 tokens: [`Stage::Prepare`] and [`Stage::Chain`] in one, without a workspace.
     Short,
     /// The rows of one token of a launch with longer ones: beside a chain, which leaves them alone
@@ -444,7 +446,7 @@ impl Family {
     pub const fn knows_states(self) -> bool {
         !matches!(
             self.form,
-            Form::Chunked(Stage::Convolve | Stage::Prepare | Stage::Finish)
+            Form::Chunked(Stage::Convolve | Stage::Prepare | Stage::Carry | Stage::Finish)
         )
     }
 

@@ -146,6 +146,10 @@ pub struct PrefillParams {
     pub turns: u32,
     /// Not 0: rows of one token are another launch's, behind the chain.
     pub has_singles: u32,
+    /// [`Pass`](crate::prefill::split::Pass) of a chain over rows in splits.
+    pub pass: u32,
+    /// Most splits of a row.
+    pub splits: u32,
 }
 
 /// Parameters of a kernel whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.
@@ -380,6 +384,8 @@ constants! {
         checkpoint_index = "GD_CHECKPOINT_INDEX",
         /// Tokens of a sequence from one checkpoint to the next, a multiple of 64; 0: none.
         checkpoint_every = "GD_CHECKPOINT_EVERY",
+        /// Tokens of a sequence from one split to the next, a multiple of 64; 0: rows are not split.
+        split = "GD_SPLIT",
         /// N, the most tokens of a slot that are pending; 0: states do not wait.
         pending = "GD_PENDING",
         /// R, entries of a ring, more than N.
@@ -412,7 +418,7 @@ constants! {
         machine = "GD_MACHINE",
         /// Chunks that a block of a chain by `mma.sync` has in shared memory: 1 or 2.
         stages = "GD_STAGES",
-        /// Blocks of a multiprocessor that registers must leave room for, where constants decide that.
+        /// Most blocks of up to 5 warps that registers must leave room for on a multiprocessor, whatever the entry wants.
         blocks_per_sm = "GD_BLOCKS_PER_SM",
     }
 }
@@ -443,15 +449,16 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] of a parallel layer on a machine: on Hopper as many as there is shared memory for, unless the assembler
-    /// would put registers into memory. Other machines have fewer registers for the same text, and leave the number to the assembler.
+    /// [`Self::blocks_per_sm`] of a parallel layer on a machine: on Hopper what the entry wants, unless the assembler would put
+    /// registers into memory. Other machines have fewer registers for the same text, and leave the number to the assembler.
     #[must_use]
     pub const fn blocks_of_layer(&self, machine: u32, state_f32: bool) -> u32 {
         let resumes = self.previous_tokens != 0;
         let is_tight = self.state_v_last != 0 && (resumes || self.wide_state == 0);
         match (self.per_channel != 0, state_f32) {
             _ if machine != crate::machine::HOPPER => 1,
-            (false, _) => 2,
+            (false, true) if self.wide_state == 0 => 1,
+            (false, _) => 4,
             (true, true) => 3 - is_tight as u32,
             (true, false) => 4 - (resumes && self.state_f16 != 0) as u32,
         }
@@ -466,8 +473,8 @@ impl StepConstants {
             && self.per_channel != 0
             && self.k_element == Element::F32 as u32;
         match (v, self.state_v_last) {
-            (64, _) => 4,
-            (128, 0) if !is_tight => 2,
+            (128, 0) if is_tight => 1,
+            (64, _) | (128, 0) => 4,
             _ => 1,
         }
     }

@@ -1,6 +1,6 @@
 //! Plans, and the driver's compilation of the kernels.
 
-use gated_delta::{DType, Entry, Formulation, StateLayout, Tensor};
+use gated_delta::{DType, Entry, Error, Formulation, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
 use gated_delta_test_support::backend::{cuda, cuda_for, of_gpu, on_threads};
 use gated_delta_test_support::compare::check;
@@ -171,7 +171,15 @@ fn every_kernel_has_room() {
     });
 }
 
-/// The driver's compiler keeps every variant for this GPU in registers, without spills. The GPU takes a share of the forms: other ones
+/// Resumes of whole layers that spill, and the most bytes of a thread: one block less on a multiprocessor, which would have the registers, is
+/// slower (docs/lab-notes.md, "Spills that are kept").
+const KEPT_SPILLS: [(Entry, u32); 3] = [
+    (Entry::gdn_layer_parallel_f32_k128_tile128, 88),
+    (Entry::gdn_layer_parallel_f32_k128_tile128_alone, 24),
+    (Entry::kda_layer_parallel_klast_bf16_k128_tile64, 24),
+];
+
+/// The driver's compiler keeps every variant for this GPU in registers, without spills but those of [`KEPT_SPILLS`]. The GPU takes a share of the forms: other ones
 /// of neighbouring families and entries, and one of each at least.
 #[test]
 fn no_kernel_spills() {
@@ -202,11 +210,23 @@ fn no_kernel_spills() {
         let is_prefill = case.formulation() == Formulation::Chunked;
         let elsewhere = elsewhere.filter(|_| is_prefill);
         for backend in [Some(backend), elsewhere].into_iter().flatten() {
-            let resources =
-                backend.with(case, |library, _, args| library.resources(&*args.work()?));
-            for (entry, resources) in resources.unwrap().0.unwrap() {
+            let resources = backend.with(case, |library, _, args| {
+                let work = args.work()?;
+                let kernel = work.recipe()?.kernel;
+                let resumes = (kernel.constants())
+                    .any(|(name, value)| name == "GD_PREVIOUS_TOKENS" && value > 0);
+                Ok::<_, Error>((library.resources(&*work)?, resumes))
+            });
+            let (resources, resumes): (_, bool) = resources.unwrap().0.unwrap();
+            for (entry, resources) in resources {
                 println!("{} {form}: {resources:?}", entry.name());
-                assert_eq!(resources.local_bytes, 0, "{}", entry.name());
+                let kept = KEPT_SPILLS.iter().find(|(of, _)| resumes && *of == entry);
+                let most = kept.map_or(0, |(_, bytes)| *bytes);
+                assert!(
+                    resources.local_bytes <= most,
+                    "{} {form}: {resources:?}",
+                    entry.name()
+                );
                 assert!(
                     resources.registers <= 65_536 / entry.block(),
                     "{}",

@@ -135,6 +135,7 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_POSITIONS_INDEX",   [2,         0,         3,         1,         0,         2]),
     ("GD_CHECKPOINT_INDEX",  [1,         0,         2,         0,         3,         0]),
     ("GD_CHECKPOINT_EVERY",  [64,        0,         128,       0,         2048,      0]),
+    ("GD_SPLIT",             [0,         2048,      0,          64,        0,          192]),
     ("GD_PENDING",           [8,         8,         4,         8,         1,         8]),
     ("GD_RING",              [9,         16,        5,         9,         2,         9]),
     ("GD_KEYS_ELEMENT",      [1,         0,         2,         1,         0,         2]),
@@ -279,12 +280,13 @@ pub fn values(
                 };
                 if family.is_some_and(Family::takes_singles) {
                     let v = entry.computes().map_or(0, |computes| computes.v);
-                    return Ok((symbol, constants.blocks_of_singles(v)));
+                    let blocks = constants.blocks_of_singles(v);
+                    return Ok((symbol, entry.blocks_per_sm(blocks)));
                 }
                 let element = entry.computes().and_then(|computes| computes.element);
                 let is_f32 = element == Some(Element::F32);
                 let blocks = constants.blocks_of_layer(constants.machine, is_f32);
-                return Ok((symbol, blocks));
+                return Ok((symbol, entry.blocks_per_sm(blocks)));
             }
             // As `StepConstants::blocks_by_tokens` gives.
             "GD_BLOCKS_PER_SM" if of_channels => 2,

@@ -61,6 +61,8 @@ pub struct Case {
     pub lengths: Vec<usize>,
     /// Tokens from one checkpoint to the next.
     pub every: Option<usize>,
+    /// Tokens of a split, on request.
+    pub split: Option<u32>,
     /// Dtype of the states.
     pub state: DType,
     /// Layout of the states.
@@ -85,6 +87,7 @@ impl Case {
             qk_l2norm: true,
             lengths,
             every: None,
+            split: None,
             state: DType::F32,
             layout: StateLayout::KLast,
             dim: 128,
@@ -133,6 +136,9 @@ impl Case {
         }
         if let Some(every) = self.every {
             title += &format!("{KEPT}{every}");
+        }
+        if let Some(split) = self.split {
+            title += &format!(", splits of {split}");
         }
         title
     }

@@ -2,10 +2,10 @@
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Stage};
-use gated_delta_kernels::prefill::units;
 use gated_delta_kernels::prefill::workspace::tokens_bytes;
+use gated_delta_kernels::prefill::{split, units};
 
-use crate::step::{HeadMap, Kind, Mode, StateLayout};
+use crate::step::{HeadMap, Kind, Mode, StateLayout, takes_splits};
 use crate::tensor::DType;
 
 /// B.
@@ -61,6 +61,8 @@ pub struct Way {
     /// Whether rows of one token come first in a packed launch of [`PACKED`] tokens. For all that the host knows, rows may be
     /// longer.
     pub packed: bool,
+    /// Tokens of a split.
+    pub split: Option<u32>,
 }
 
 impl Way {
@@ -75,6 +77,7 @@ impl Way {
             norm: false,
             fresh: false,
             packed: false,
+            split: None,
         }
     }
 }
@@ -249,6 +252,12 @@ const SHORT_PREFILL: &[Way] = &[
     Way::new("a prefill of one token in place", 1, 0, Keep::InPlace),
 ];
 
+/// Prefills of three splits of 64 tokens.
+const SPLIT_PREFILL: &[Way] = &[Way {
+    split: Some(64),
+    ..Way::new("a prefill of 130 tokens in splits", 130, 0, Keep::InPlace)
+}];
+
 /// The form of the gates: inputs of log decays and betas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
@@ -310,7 +319,8 @@ impl Case {
         let (single, packed) = (self.kind.single(), self.way.packed);
         let beside = self.kind.beside(self.way.conv);
         let beside = beside.filter(move |&entry| packed || Some(entry) != single);
-        beside.chain([self.entry])
+        let carry = self.kind.carry().filter(|_| self.way.split.is_some());
+        beside.chain(carry).chain([self.entry])
     }
 
     /// Outer dims of the tensors of new tokens: `[B, T]`, packed `[1, total]`.
@@ -329,7 +339,11 @@ impl Case {
             let tokens: usize = self.token_dims().iter().product();
             let units = units(tokens as u64, ROWS as u64, false) as usize;
             let of_tokens = tokens_bytes(ROWS as u32, hv as u32, self.kind.v_dim) as usize;
-            (units * h * of_unit + of_tokens).div_ceil(4)
+            let of_splits = self.way.split.map_or(0, |every| {
+                let states = split::states(tokens as u64, ROWS as u64, every);
+                states * split::bytes_of_state(hv as u32, self.kind.k_dim)
+            });
+            (units * h * of_unit + of_tokens + of_splits as usize).div_ceil(4)
         })
     }
 
@@ -421,6 +435,11 @@ pub fn cases() -> Vec<Case> {
         (gdn(Family::RECURRENT.in_layer()), LAYER_MTP),
         (kda(Family::RECURRENT.in_layer()), LAYER_MTP),
     ];
+    for per_channel in [false, true] {
+        let of = (Family::chunked(Stage::Chain), per_channel);
+        family(&mut cases, of, KLast, DType::F32, SPLIT_PREFILL);
+    }
+    cases.retain(|case| case.way.split.is_none() || takes_splits(case.entry));
     for layout in [KLast, VLast] {
         for state in [DType::F32, DType::Bf16, DType::F16] {
             // The kernels of a prefill are for all states. Three of the pairs have both layouts and each dtype.

@@ -55,6 +55,7 @@ fn work<'a, G: Gates + 'a>(
         head_map: case.head_map,
         qk_l2norm: case.l2norm,
         formulation: formulation(case),
+        split: case.way.split,
         ..Options::default()
     };
     let (tokens, previous) = (&inputs.tokens, &inputs.previous);

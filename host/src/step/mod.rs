@@ -121,5 +121,7 @@ pub(crate) use kind::{Kind, Mode};
 pub use plan::Plan;
 pub(crate) use request::{Request, SWITCHES, Sort, Switches};
 pub(crate) use schedule::{Launches, Parameter, Sequence, WHOLE_BYTES};
+#[cfg(feature = "self-test")]
+pub(crate) use select::takes_splits;
 pub use shape::MAX_BATCH;
 pub use work::Work;

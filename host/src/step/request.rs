@@ -308,6 +308,7 @@ impl<'a> Request<'a> {
             | u32::from(scale.is_some()) << 3
             | u32::from(null_slot.is_some()) << 4
             | (gates.kind as u32) << 5
+            | u32::from(options.split.is_some()) << 15
             | variant.map_or(u32::from(u16::MAX), |entry| entry as u32) << 16;
         let (mut activations, mut eps, mut heads) = (0, 0, 0);
         if let Some(conv) = self.conv {
@@ -325,7 +326,10 @@ impl<'a> Request<'a> {
             ),
             two(scale.map_or(0, f32::to_bits), null_slot.unwrap_or(0)),
             two(activations, eps),
-            heads,
+            two(
+                options.split.unwrap_or(0),
+                heads.min(u64::from(u32::MAX)) as u32,
+            ),
             self.max_tokens as u64,
             self.checkpoint_every as u64,
             self.pending.map_or(0, |pending| pending.most as u64),

@@ -56,6 +56,8 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     type Params = DeferredParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
+        // [`StepConstants::blocks_by_tokens`]
+        min_blocks_per_sm: 4,
         min_blocks_by_constant: true,
         shared_of_lows: Map::<Self>::BYTES_OF_LOWS,
         ..recurrent::description::<Self>(Family::PARALLEL.on_deferred(), Map::<Self>::BYTES)

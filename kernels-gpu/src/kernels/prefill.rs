@@ -6,4 +6,4 @@
 //!          n · unit + value head
 //! Truth    as kernels/gdn_prefill.rs
 
-pub use crate::prefill::kernels::{Convolve, Finish, Single};
+pub use crate::prefill::kernels::{Carry, Convolve, Finish, Single};

@@ -85,15 +85,13 @@ impl<
             },
             min_blocks_per_sm: match (S::ELEMENT, TILES16) {
                 _ if is_large => 1,
+                _ if WARPS == 8 && !G::PER_CHANNEL => 2,
                 (Element::F32, _) => 3,
                 (_, 1) if WARPS == 4 => 4,
                 _ => of_block.min_blocks_per_sm,
             },
-            min_blocks_by_constant: if G::PER_CHANNEL {
-                WARPS == 4 && TILES16 == 1
-            } else {
-                WARPS == 8
-            },
+            // [`StepConstants::blocks_of_layer`]
+            min_blocks_by_constant: TILES16 == 1 && (WARPS == 4 || !G::PER_CHANNEL),
             ..of_block
         }
     };

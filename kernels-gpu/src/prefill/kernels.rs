@@ -8,9 +8,10 @@ use super::convolution::ConvInputs;
 use super::load::{Load, THREADS};
 use super::operands::{GlobalSink, Sink as _};
 use super::rows::{NO_ROW, Span, row_in_turn, row_of};
+use super::split::{Part, Pass};
 use super::values::{self, Channels};
 use super::workspace::{Operands, leaves_tokens};
-use super::{ALL_CHUNKS, CHUNK, FACTOR_BYTES, FACTORS, chain, image_bytes, norm, windows};
+use super::{ALL_CHUNKS, CHUNK, FACTOR_BYTES, FACTORS, carry, chain, image_bytes, norm, windows};
 use crate::device::overlap::{let_next_begin, wait_for_previous};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32};
 use crate::device::thread::{block_idx_x, block_idx_z, grid_dim_x, sync_threads, thread_idx_x};
@@ -206,12 +207,12 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
                 } else {
                     take_registers::<216>();
                 }
-                Self::run_role::<true>(params);
+                Self::run_body::<true>(params);
             } else {
                 if const { Self::TRADES_REGISTERS } {
                     leave_registers::<40>();
                 }
-                Self::run_role::<false>(params);
+                Self::run_body::<false>(params);
             }
         }
     }
@@ -233,6 +234,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     const TRADES_REGISTERS: bool =
         M::WARPGROUPS && (GROUPS == 2 || 2 * Self::BYTES <= MOST_SHARED_BYTES);
 
+    /// Whether there is a body for rows in splits: few heads have few blocks, and so the smallest ones.
+    const SPLITS: bool = M::InSplits::SPLITS && GROUPS == 1 && K == 128 && V == 128;
+
+    /// [`Self::run_role`], or that of rows in splits.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn run_body<const WALKS: bool>(params: &PrefillParams) {
+        if const { Self::SPLITS } && constants().split != 0 {
+            Chain::<G, M::InSplits, K, V, GROUPS>::run_role::<WALKS>(params);
+        } else {
+            Self::run_role::<WALKS>(params);
+        }
+    }
+
     /// The body of a warpgroup that walks from state to state, or of the one that copies for the others.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run_role<const WALKS: bool>(params: &PrefillParams) {
@@ -243,14 +257,18 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             c.tiled != 0,
             const { Self::DESCRIPTION.tiles },
         );
-        if WALKS && params.first_chunk == 0 {
+        // Of rows in splits, for the pass that makes o.
+        let is_first =
+            params.first_chunk == 0 && (!M::SPLITS || params.pass == Pass::Output as u32);
+        if WALKS && is_first {
             let of_heads = (1, 0);
             chain::Chain::<G, M, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
         }
         let mut turn = of_block.b;
         let mut progress = chain::Progress::NONE;
         loop {
-            let b = row_in_turn(&c, params, turn);
+            let part = Part::of_turn(M::SPLITS, params, turn);
+            let b = row_in_turn(&c, params, part.turn);
             if b == NO_ROW {
                 break;
             }
@@ -259,17 +277,23 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             }
             let (row, span) = (Row { b, ..of_block }, Span::load(&c, params, b));
             if span.live {
-                let chain = chain::Chain::<G, M, K, V, GROUPS>::new(&c, params, row, span);
                 let place = Place::load(&c, &params.layer, b);
+                let own = if M::SPLITS && place.live() && span.count > 0 {
+                    part.of(&c, params, &span)
+                } else {
+                    span
+                };
+                let chain = chain::Chain::<G, M, K, V, GROUPS>::new(&c, params, row, own)
+                    .without_values(!WALKS && part.is_transition);
                 if !place.live() {
-                    if WALKS && params.first_chunk == 0 {
+                    if WALKS && is_first && part.i == 0 {
                         chain.store_zeros(1);
                     }
                 } else if span.count == 0 {
-                    if WALKS && params.first_chunk == 0 {
+                    if WALKS && is_first && part.i == 0 {
                         chain.carry(&place, 1);
                     }
-                } else if chain.has_chunks() {
+                } else if (!M::SPLITS || own.count > 0) && chain.has_chunks() {
                     if WALKS {
                         chain.walk(&place, &mut progress);
                     } else {
@@ -289,6 +313,40 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     }
 }
 
+/// Of rows in splits, from split to split: [`carry`]. A block has 16 rows of a state.
+pub struct Carry<const K: u32>;
+
+impl<const K: u32> Kernel for Carry<K> {
+    type Params = PrefillParams;
+    type Constants = StepConstants;
+    const DESCRIPTION: Description = Description {
+        tiles: K / carry::ROWS,
+        shared: Shared::of_block(carry::shared_bytes(K)),
+        ..Description::of(
+            carry::THREADS,
+            Computes::new(Family::chunked(Stage::Carry), None, [K, K]),
+        )
+    };
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn run(params: &PrefillParams) {
+        let c = constants();
+        let row = Row::of_block(
+            c.h,
+            c.ratio,
+            c.tiled != 0,
+            const { Self::DESCRIPTION.tiles },
+        );
+        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        unsafe {
+            let span = Span::load(&c, params, row.b);
+            if span.live && Place::load(&c, &params.layer, row.b).live() {
+                carry::Carry::<K>::new(&c, params, row, &span).run();
+            }
+        }
+    }
+}
+
 /// The chain whose rows of one token [`Single`] takes, of either operator.
 type SingleChain<'a, const K: u32, const V: u32, const GROUPS: u32> =
     chain::Chain<'a, PerHead, Portable, K, V, GROUPS>;
@@ -304,6 +362,7 @@ impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROU
     const DESCRIPTION: Description = Description {
         tiles: V / (64 * GROUPS),
         // [`StepConstants::blocks_of_singles`]
+        min_blocks_per_sm: 4,
         min_blocks_by_constant: true,
         overlaps: true,
         shared: Shared::of_block(chain::single_bytes(K, GROUPS)),

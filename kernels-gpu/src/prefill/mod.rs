@@ -12,6 +12,7 @@
 //! from shared memory has been stored there, and what it stores to is this thread's.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
+pub mod carry;
 pub mod chain;
 pub mod channels;
 pub mod convolution;
@@ -27,6 +28,7 @@ pub mod rows;
 pub mod single;
 pub mod single_klast;
 pub mod solve;
+pub mod split;
 pub mod state;
 pub mod values;
 pub mod windows;

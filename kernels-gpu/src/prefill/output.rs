@@ -151,7 +151,8 @@ unsafe fn to_tile(c: &StepConstants, words: &[u32; 16], tile: u32) {
                 words[4 * i + 3],
             ];
             if c.machine >= machine::HOPPER {
-                store_matrices_transposed(tile + tile_matrix(i as u32), of);
+                let own = (lane_id(), thread_idx_x());
+                store_matrices_transposed(tile + tile_matrix(i as u32, own), of);
             } else {
                 store_elements_transposed(tile, i as u32, of);
             }

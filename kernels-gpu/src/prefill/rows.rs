@@ -3,6 +3,7 @@
 use super::{CHUNK, of_lane, units};
 use crate::device::warp::{lane_id, warp_ballot, warp_shuffle_idx};
 use crate::math::elements::bytes_of;
+use crate::math::power::divided_long;
 use crate::math::reduce::butterfly_sum;
 use crate::state::slot_of;
 use crate::step::{PrefillParams, StepConstants};
@@ -116,6 +117,73 @@ impl Span {
             units: long([rest[2], rest[3]]),
             live: true,
         }
+    }
+
+    /// The packed or dense number of the row's first token among those of all rows.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn begin(&self, c: &StepConstants, params: &PrefillParams) -> u64 {
+        if c.cu_seqlens_index != 0 {
+            self.first
+        } else {
+            self.b as u64 * params.tokens as u64
+        }
+    }
+
+    /// Token of the row at which its part in the `i`-th split begins, where it begins in split 0; the row's end if it has none.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn split_edge(&self, every: u32, i: u32) -> u32 {
+        let (_, before) = divided_long(self.position, every);
+        let edge = i as u64 * every as u64;
+        edge.saturating_sub(before).min(self.count as u64) as u32
+    }
+
+    /// The row's part in the `i`-th split from its begin on, as a row of its own: see [`super::split`]. It has no tokens if the row does
+    /// not reach that split.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn split(&self, every: u32, i: u32) -> Self {
+        let (start, end) = (self.split_edge(every, i), self.split_edge(every, i + 1));
+        let units = if start == 0 {
+            self.units
+        } else {
+            self.unit((self.phase() + start) / CHUNK)
+        };
+        Self {
+            b: self.b,
+            count: end - start,
+            position: self.position + start as u64,
+            first: self.first + start as u64,
+            units,
+            live: self.live,
+        }
+    }
+
+    /// The row that this is a part of, if it `is_split`, up to its end, and the number in it of token `t` of the part. Its units are those of
+    /// the part.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn in_row(
+        self,
+        is_split: bool,
+        (c, params): (&StepConstants, &PrefillParams),
+        t: u32,
+    ) -> (Self, u32) {
+        let mut before = 0;
+        if is_split {
+            let position = slot_of(params.positions, c.positions_index, self.b as u64, 0);
+            before = (self.position - position) as u32;
+        }
+        let row = Self {
+            position: self.position - before as u64,
+            first: self.first - before as u64,
+            ..self
+        };
+        (row, before + t)
+    }
+
+    /// Whether the row goes on to the end of the `i`-th split from its begin on.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn ends_split(&self, every: u32, i: u32) -> bool {
+        let (_, before) = divided_long(self.position, every);
+        (i as u64 + 1) * every as u64 <= before + self.count as u64
     }
 
     /// Tokens between the last multiple of [`CHUNK`] and the first.

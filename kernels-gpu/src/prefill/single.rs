@@ -368,7 +368,7 @@ pub unsafe fn value_of<const K: u32, const V: u32>(
 }
 
 /// Advances the rows by token `t`; `row` is the first of this thread's two rows of the state, `staged`
-/// what [`stage`] stored where there is a convolution. Returns o of both.
+/// what [`stage`] stored where there is a convolution; v is 0 where there are no values. Returns o of both.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
@@ -379,7 +379,7 @@ pub unsafe fn advance<const K: u32, const V: u32, const V_LAST: bool>(
     of: Row,
     t: u32,
     s: &mut [f32; 64],
-    (row, staged): (u32, u32),
+    ((row, staged), has_values): ((u32, u32), bool),
 ) -> [f32; 2] {
     // Opaque (docs/compiler.md): addresses are not kept from chunk to chunk.
     let lane = opaque(lane_id());
@@ -404,7 +404,11 @@ pub unsafe fn advance<const K: u32, const V: u32, const V_LAST: bool>(
     let mut o = [0.0; 2];
     each!(half in 0..2 => {
         let own = row + 8 * half as u32;
-        let v = value_of::<K, V>((c, params), (span, inputs), t, (of.hv, own));
+        let v = if has_values {
+            value_of::<K, V>((c, params), (span, inputs), t, (of.hv, own))
+        } else {
+            0.0
+        };
         let delta = factors.delta(v, sk[half]);
         o[half] = factors.output(sq[half], delta);
         let step = delta * factors.k;

@@ -13,7 +13,6 @@ use crate::constants::Element;
 use crate::device::float::{f16_to_f32, pack_f16x2};
 use crate::device::shared::{copy_async_b128_or_zeros, load_matrices_transposed};
 use crate::device::thread::thread_idx_x;
-use crate::device::warp::lane_id;
 use crate::math::each::each;
 use crate::math::elements::{self, bf16_to_f32};
 use crate::step::{PrefillParams, StepConstants};
@@ -30,9 +29,9 @@ pub fn tile_part(token: u32, part: u32) -> u32 {
 /// Byte that a lane names of four matrices of a tile, of tokens 16 `i` .. 16 `i` + 16 and 16 channels of its warp: 8 tokens of
 /// the first 8 channels, then of the others, then the next 8 tokens of both.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn tile_matrix(i: u32) -> u32 {
-    let (matrix, line) = (lane_id() / 8, lane_id() % 8);
-    let warp = thread_idx_x() / 32 % 4;
+pub fn tile_matrix(i: u32, (lane, thread): (u32, u32)) -> u32 {
+    let (matrix, line) = (lane / 8, lane % 8);
+    let warp = thread / 32 % 4;
     tile_part(16 * i + matrix / 2 * 8 + line, 2 * warp + matrix % 2)
 }
 
@@ -87,6 +86,19 @@ pub unsafe fn copy<const GROUPS: u32>(
         let from = from + tokens_apart(apart * i, c.v_token);
         // SAFETY: the caller's promise; a token that is read is there.
         unsafe { copy_async_b128_or_zeros(place, from, token + apart * i < chunk.count) };
+    });
+}
+
+/// Starts to put zeros where [`copy`] puts v. `address` is one in global memory, a multiple of 16; nothing is read there.
+///
+/// # Safety
+/// As [`copy`]'s.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn clear<const GROUPS: u32>(address: u64, tiles: u32) {
+    let thread = thread_idx_x() % 128;
+    each!(i in 0..GROUPS * TILE_BYTES / 16 / 128 => {
+        // SAFETY: the caller's promise.
+        unsafe { copy_async_b128_or_zeros(tiles + 16 * (128 * i + thread), address, false) };
     });
 }
 
@@ -187,15 +199,15 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     }
 }
 
-/// This thread's elements of 32 tokens, those from `first` on, 0 or 32.
+/// This thread's elements of 32 tokens, those from `first` on, 0 or 32. `own`: its lane, and its number.
 ///
 /// # Safety
 /// The tile is there.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32) -> [f32; 16] {
+pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32, own: (u32, u32)) -> [f32; 16] {
     let mut v = [0.0; 16];
     each!(i in 0..2 => {
-        let words = load_matrices_transposed(tile + tile_matrix(first / 16 + i as u32));
+        let words = load_matrices_transposed(tile + tile_matrix(first / 16 + i as u32, own));
         each!(m in 0..4 => {
             let at = 8 * i + 4 * (m / 2) + 2 * (m % 2);
             let word = words[m];

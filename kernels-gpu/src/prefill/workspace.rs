@@ -9,7 +9,7 @@
 //!
 //! Behind the units lies o of chunks of one token, in f32, where no block has all of it and there are no clusters: of each row
 //! its first chunk and its last ([`tokens`]). Behind these, of a prompt in segments, lies the state that one chain leaves for the
-//! next, in f32.
+//! next, in f32; of rows in splits, states and transitions ([`super::split`]).
 
 use super::values::tiles_bytes;
 use super::{head_bytes, image_bytes, images_bytes, norm, opaque, units};
@@ -147,14 +147,24 @@ pub fn tokens<const K: u32, const V: u32>(
     (b, last): (u32, bool),
     hv: u32,
 ) -> u64 {
+    let token = (2 * b + last as u32) as u64 * (c.h * c.ratio) as u64 + hv as u64;
+    behind_units::<K, V>(c, params, per_channel) + token * (4 * V) as u64
+}
+
+/// Address behind the units of all rows.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn behind_units<const K: u32, const V: u32>(
+    c: &StepConstants,
+    params: &PrefillParams,
+    per_channel: bool,
+) -> u64 {
     let is_packed = opaque((c.cu_seqlens_index != 0) as u32);
     let of_rows = params.rows as u64 * params.tokens as u64;
     let total =
         is_packed as u64 * params.layer.step.total_tokens as u64 + (1 - is_packed) as u64 * of_rows;
     let units = units(total, params.rows as u64, c.positions_index != 0);
     let unit = unit_bytes(c, K, V, per_channel) as u64;
-    let token = (2 * b + last as u32) as u64 * (c.h * c.ratio) as u64 + hv as u64;
-    params.workspace + units * c.h as u64 * unit + token * (4 * V) as u64
+    params.workspace + units * c.h as u64 * unit
 }
 
 /// Bytes that so many rows' chunks of one token have there.

@@ -79,6 +79,11 @@ fn longer(spec: &mut Spec, tokens: usize) {
     spec.tokens = spec.tokens.max(tokens);
 }
 
+/// Tokens of a sequence at whose multiples a prompt may be cut.
+fn cut_unit(spec: &Spec) -> usize {
+    spec.options.split.map_or(CHUNK, |split| split as usize)
+}
+
 /// The tokens `part` of row `b`, counted from its first, as a launch of one row.
 fn part_of(problem: &Problem, row: &Row, b: usize, part: Range<usize>) -> Problem {
     let first = row.tokens.as_ref().map_or(0, |tokens| tokens.start);
@@ -232,7 +237,7 @@ fn every_entry_has_the_same_bits() {
     });
 }
 
-/// A prompt that is cut at multiples of 64 tokens of its sequence has the same bits, whatever its position.
+/// A prompt that is cut at multiples of 64 tokens of its sequence, in splits at their ends, has the same bits, whatever its position.
 #[test]
 fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
     let adjust = |spec: &mut Spec| {
@@ -246,9 +251,9 @@ fn a_prompt_cut_at_multiples_of_64_keeps_every_bit() {
         for (b, row) in active(&problem) {
             let before = problem.positions.as_ref();
             let before = before.map_or(0, |positions| positions.integers()[b] as usize);
-            // Bits of the seed choose at which multiples of 64 tokens the row is cut.
-            let mut cuts = vec![0];
-            let multiples = (before / CHUNK + 1..).map(|i| i * CHUNK - before);
+            // Bits of the seed choose at which of the multiples the row is cut.
+            let (mut cuts, unit) = (vec![0], cut_unit(spec));
+            let multiples = (before / unit + 1..).map(|i| i * unit - before);
             let multiples = multiples.take_while(|cut| *cut < len(&row)).enumerate();
             let kept = multiples.filter(|(i, _)| spec.seed >> (i % 8) & 1 == 0);
             cuts.extend(kept.map(|(_, cut)| cut));
@@ -306,7 +311,8 @@ fn a_long_prompt_has_the_bits_of_its_parts() {
                 for (b, row) in active(&problem) {
                     let before = problem.positions.as_ref();
                     let before = before.map_or(0, |of| of.integers()[b] as usize);
-                    let middle = 20 * CHUNK - before % CHUNK;
+                    let unit = cut_unit(&spec);
+                    let middle = 20 * CHUNK / unit * unit - before % unit;
                     let cuts = [0, middle, len(&row)];
                     check_parts(backend, &spec, &whole, (&problem, &row, b), &cuts);
                 }
@@ -463,7 +469,7 @@ fn write_bits(case: &mut Case, view: &gated_delta_test_support::buffer::View, bi
     }
 }
 
-/// Whole chunks before a row change no bit: only the position modulo 64 matters.
+/// Whole chunks or splits before a row change no bit: only the position modulo 64 or modulo a split matters.
 #[test]
 fn whole_pieces_before_a_row_change_no_bit() {
     let adjust = |spec: &mut Spec| spec.prefill.checkpoints = None;
@@ -472,10 +478,10 @@ fn whole_pieces_before_a_row_change_no_bit() {
         let shifted = Problem {
             positions: Some(match &problem.positions {
                 Some(positions) => {
-                    let more = |position: i64| position + (7 * CHUNK) as i64;
+                    let more = |position: i64| position + (7 * cut_unit(spec)) as i64;
                     Array::indices(positions.integers().into_iter().map(more))
                 }
-                None => Array::indices(vec![(3 * CHUNK) as i64; spec.batch]),
+                None => Array::indices(vec![(3 * cut_unit(spec)) as i64; spec.batch]),
             }),
             ..problem.clone()
         };

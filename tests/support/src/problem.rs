@@ -300,6 +300,11 @@ pub fn workspace(problem: &Problem) -> Option<Array> {
         let k_dim = entry.computes()?.k;
         bytes += carried_bytes(problem.value_heads() as u32, k_dim, v_dim as u32) as usize;
     }
+    if let Some(split) = problem.options.split {
+        let states = prefill::split::states(total as u64, rows as u64, split);
+        let of_state = prefill::split::bytes_of_state(problem.value_heads() as u32, v_dim as u32);
+        bytes += (states * of_state) as usize;
+    }
     Some(Array::unread(&[bytes.div_ceil(4)]))
 }
 

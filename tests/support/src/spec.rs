@@ -445,6 +445,13 @@ impl Spec {
                 false => self.tokens -= 1,
             }
         }
+        // The kernels that leave snapshots may have no room for what those of a single token take.
+        if (self.conv.is_some() || self.norm.is_some()) && !self.has_room() {
+            self.snapshots = None;
+            if let Some(conv) = &mut self.conv {
+                conv.window_snapshots = None;
+            }
+        }
     }
 
     /// Makes the problem one that `entry`, an entry of its family, takes: without previous tokens, and with no more tokens and value
@@ -462,6 +469,9 @@ impl Spec {
             self.tokens = (self.tokens - 1) % 64 + 1 + if is_long { 64 } else { 0 };
             self.packed &= !is_long;
             self.prefill.unpromised = false;
+            // On Hopper rows in splits, however short they are, have the chain of 64 rows of a state.
+            let takes_splits = is_long && !(entry.takes_warpgroups() && entry.tiles() == 1);
+            self.options.split = self.options.split.filter(|_| takes_splits);
             return;
         }
         // A single token is a decode, which has entries of its own.

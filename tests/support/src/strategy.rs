@@ -1,6 +1,6 @@
 //! Proptest strategies for random problems.
 
-use gated_delta::{Activation, BetaScale, DType, HeadMap, KdaBeta, Options};
+use gated_delta::{Activation, BetaScale, DType, Formulation, HeadMap, KdaBeta, Options};
 use gated_delta_harness::arguments::{DecayKind, GateKind, Operator};
 use proptest::bool::weighted;
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
@@ -342,14 +342,16 @@ fn options(family: Family) -> impl Strategy<Value = Options> {
     let head_map = prop_oneof![Just(HeadMap::Grouped), Just(HeadMap::Tiled)];
     let scale = prop_oneof![3 => Just(None), 1 => Just(Some(1.0)), 1 => Just(Some(-0.3)), 1 => Just(Some(0.0))];
     let null_slot = prop_oneof![2 => Just(None), 1 => Just(Some(0)), 1 => (1u32..8).prop_map(Some)];
-    (head_map, any::<bool>(), scale, null_slot).prop_map(
-        move |(head_map, qk_l2norm, scale, null_slot)| {
+    let chunked = family.formulation == Formulation::Chunked && family.dim == 128;
+    let split = prop_oneof![1 => Just(None), u32::from(chunked) => (1u32..4).prop_map(|chunks| Some(64 * chunks))];
+    (head_map, any::<bool>(), scale, null_slot, split).prop_map(
+        move |(head_map, qk_l2norm, scale, null_slot, split)| {
             let mut options = Options::default()
                 .state_layout(family.layout)
                 .formulation(family.formulation)
                 .head_map(head_map)
                 .qk_l2norm(qk_l2norm);
-            (options.scale, options.null_slot) = (scale, null_slot);
+            (options.scale, options.null_slot, options.split) = (scale, null_slot, split);
             options
         },
     )

@@ -26,6 +26,8 @@ pub struct Options {
     pub null_slot: Option<u32>,
     /// Algorithm for the tokens of a row.
     pub formulation: Formulation,
+    /// Number of tokens of a split of long rows in a prefill: see [`Options::split`]. Default: `None`.
+    pub split: Option<u32>,
 }
 
 impl Default for Options {
@@ -37,6 +39,7 @@ impl Default for Options {
             scale: None,
             null_slot: None,
             formulation: Formulation::Auto,
+            split: None,
         }
     }
 }
@@ -81,6 +84,21 @@ impl Options {
     #[must_use]
     pub const fn formulation(mut self, formulation: Formulation) -> Self {
         self.formulation = formulation;
+        self
+    }
+
+    /// Splits the rows of a prefill at multiples of `tokens` tokens of their sequences ([`Step::positions`](super::Step::positions)); a
+    /// multiple of 64. A launch works all splits of a row at once, with about three times the work: this is for few heads and long rows,
+    /// which leave most of a GPU idle. docs/prefill.md has times. K is 128, and the
+    /// [workspace](super::Step::workspace) is larger. Steps that are no prefill ignore the option, and so do GPUs other than Hopper (compute
+    /// capability 9.0).
+    ///
+    /// Results depend on the positions of tokens alone, as without splits: with f32 states a prompt that is cut into launches at
+    /// multiples of `tokens` keeps every bit. The state at the begin of a split is off by up to 2⁻²⁴ of the largest state within the
+    /// split before, beside the errors of any prefill.
+    #[must_use]
+    pub const fn split(mut self, tokens: u32) -> Self {
+        self.split = Some(tokens);
         self
     }
 }

@@ -9,6 +9,7 @@ pub(crate) use shapes::WHOLE_BYTES;
 
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::prefill::ALL_CHUNKS;
+use gated_delta_kernels::prefill::split::Pass;
 use gated_delta_kernels::step::PrefillParams;
 
 use crate::Entry;
@@ -43,6 +44,10 @@ pub(crate) struct Launch<T> {
     pub segment: Segment,
     /// Whether rows of one token have a launch of their own.
     pub has_singles: bool,
+    /// The pass of a scan over rows in splits.
+    pub pass: Pass,
+    /// Largest number of splits of a row.
+    pub splits: u32,
 }
 
 impl<T> Launch<T> {
@@ -54,6 +59,7 @@ impl<T> Launch<T> {
         // Only the scan reads `turns`.
         params.turns = self.shape.grid[2];
         params.has_singles = self.has_singles.into();
+        (params.pass, params.splits) = (self.pass as u32, self.splits);
     }
 }
 
@@ -64,6 +70,9 @@ pub(crate) struct Beside<T> {
     pub convolve: Option<(T, LaunchShape)>,
     /// The intra-chunk pass, before the main entry, over all chunks or those of a segment.
     pub prepare: Option<(T, LaunchShape)>,
+    /// The launches of rows in splits before the main entry's last one: the same scan for transitions, and the carry of states. They
+    /// are there if a row may reach the end of a split.
+    pub splits: Option<Splits<T>>,
     /// The launch of rows of one token, after the main entry and concurrent with it.
     pub single: Option<(T, LaunchShape)>,
     /// The last launch, for windows and a norm.
@@ -74,15 +83,25 @@ impl<T> Beside<T> {
     pub const NOTHING: Self = Self {
         convolve: None,
         prepare: None,
+        splits: None,
         single: None,
         finish: None,
     };
 
     /// The entries or functions of all these launches.
     pub fn all(self) -> impl Iterator<Item = T> {
-        let all = [self.convolve, self.prepare, self.single, self.finish];
+        let carry = self.splits.map(|splits| splits.carry);
+        let all = [self.convolve, self.prepare, carry, self.single, self.finish];
         all.into_iter().flatten().map(|(of, _)| of)
     }
+}
+
+/// The launches for transitions and states of rows in splits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Splits<T> {
+    /// Launch shape of the scan for transitions.
+    pub transitions: LaunchShape,
+    pub carry: (T, LaunchShape),
 }
 
 /// Division of a prompt into segments.
@@ -125,6 +144,8 @@ pub(crate) struct Launches<T> {
     pub main: (T, LaunchShape),
     pub beside: Beside<T>,
     pub cuts: Cuts,
+    /// Largest number of splits of a row; 0 without splits.
+    pub splits: u32,
 }
 
 impl<T: Copy> Launches<T> {
@@ -135,6 +156,7 @@ impl<T: Copy> Launches<T> {
             main: (of, shape),
             beside: Beside::NOTHING,
             cuts: Cuts::NONE,
+            splits: 0,
         }
     }
 
@@ -142,20 +164,22 @@ impl<T: Copy> Launches<T> {
     pub fn sequence(&self) -> Sequence<T> {
         let mut all = [None; MOST_LAUNCHES];
         let mut places = all.iter_mut();
-        let has_singles = self.beside.single.is_some();
-        let mut launch = |of: T, shape: LaunchShape, segment: Segment| {
+        let (has_singles, splits) = (self.beside.single.is_some(), self.splits);
+        let mut launch = |of: T, shape: LaunchShape, segment: Segment, pass: Pass| {
             let launch = Launch {
                 of,
                 shape,
                 segment,
                 has_singles,
+                pass,
+                splits,
             };
             if let Some(place) = places.next() {
                 *place = Some(launch);
             }
         };
         if let Some((of, shape)) = self.beside.convolve {
-            launch(of, shape, Segment::ALL);
+            launch(of, shape, Segment::ALL, Pass::Output);
         }
         let (main, overlaps) = (self.main, self.main.1.overlaps);
         let mut segment = Segment::ALL;
@@ -163,19 +187,28 @@ impl<T: Copy> Launches<T> {
             let next = self.cuts.firsts.get(cut).copied().unwrap_or(0);
             segment.end = if next == 0 { ALL_CHUNKS } else { next };
             if let Some((of, shape)) = self.beside.prepare {
-                launch(of, self.cuts.shape_of(shape, segment, overlaps), segment);
+                launch(
+                    of,
+                    self.cuts.shape_of(shape, segment, overlaps),
+                    segment,
+                    Pass::Output,
+                );
             }
-            launch(main.0, main.1, segment);
+            if let Some(splits) = &self.beside.splits {
+                launch(main.0, splits.transitions, segment, Pass::Transition);
+                launch(splits.carry.0, splits.carry.1, segment, Pass::Output);
+            }
+            launch(main.0, main.1, segment, Pass::Output);
             if next == 0 {
                 break;
             }
             segment.first = next;
         }
         if let Some((of, shape)) = self.beside.single {
-            launch(of, shape, Segment::ALL);
+            launch(of, shape, Segment::ALL, Pass::Output);
         }
         if let Some((of, shape)) = self.beside.finish {
-            launch(of, shape, Segment::ALL);
+            launch(of, shape, Segment::ALL, Pass::Output);
         }
         Sequence { all }
     }
@@ -191,18 +224,27 @@ impl<T: Copy> Launches<T> {
         let Beside {
             convolve,
             prepare,
+            splits,
             single,
             finish,
         } = self.beside;
+        let with_splits = |splits: Splits<T>| {
+            Ok::<_, Error>(Splits {
+                transitions: splits.transitions,
+                carry: with(splits.carry)?,
+            })
+        };
         Ok(Launches {
             beside: Beside {
                 convolve: convolve.map(with).transpose()?,
                 prepare: prepare.map(with).transpose()?,
+                splits: splits.map(with_splits).transpose()?,
                 single: single.map(with).transpose()?,
                 finish: finish.map(with).transpose()?,
             },
             main: with(self.main)?,
             cuts: self.cuts,
+            splits: self.splits,
         })
     }
 }
@@ -250,6 +292,11 @@ impl Problem {
             shape.overlaps = overlaps;
         }
         let mut shape = self.shape(entry, lengths);
+        let splits = self.splits(lengths);
+        let is_chain = entry.computes().is_some_and(|it| it.family.is_chain());
+        if splits > 0 && is_chain {
+            return self.launches_of_splits(entry, (lengths, splits), gpu, overlaps, beside, shape);
+        }
         if beside.single.is_some() || beside.prepare.is_some() && entry.min_blocks_per_sm() == 1 {
             let [x, y, _] = shape.grid.map(u64::from);
             shape.grid[2] = lengths.turns(x * y, gpu);
@@ -280,6 +327,7 @@ impl Problem {
             main: (entry, shape),
             beside,
             cuts,
+            splits,
         }
     }
 

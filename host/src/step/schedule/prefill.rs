@@ -1,10 +1,12 @@
 //! The launches of a prefill around its scan, the segments of a long prompt, and the workspace.
 
+use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::machine;
 use gated_delta_kernels::prefill::norm::is_left;
+use gated_delta_kernels::prefill::split;
 use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 
-use super::Beside;
+use super::{Beside, Cuts, Launches, Splits};
 use crate::Entry;
 use crate::error::Error;
 use crate::shapes::{Named, range};
@@ -12,6 +14,9 @@ use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 use crate::tensor::Tensor;
+
+/// Most blocks of a grid along z.
+const MOST_BLOCKS: u32 = 65_535;
 
 /// Largest number of segments of a prompt.
 pub(crate) const MOST_SEGMENTS: usize = 8;
@@ -105,8 +110,58 @@ impl Problem {
         Beside {
             convolve,
             prepare,
+            splits: None,
             single,
             finish,
+        }
+    }
+
+    /// Largest number of splits of a row of these lengths; 0 if rows are not split.
+    pub(crate) fn splits(&self, lengths: &Lengths) -> u32 {
+        let every = u64::from(self.constants.split);
+        if every == 0 {
+            return 0;
+        }
+        // A row may begin at the last token of a split.
+        let before = if lengths.positions { every - 1 } else { 0 };
+        (lengths.longest.max(1) + before).div_ceil(every) as u32
+    }
+
+    /// The launches of rows in splits. A split is as a row to the grid of a scan; in the pass for transitions it is as two.
+    pub(super) fn launches_of_splits(
+        &self,
+        entry: Entry,
+        (lengths, splits): (&Lengths, u32),
+        gpu: Gpu,
+        overlaps: bool,
+        mut beside: Beside<Entry>,
+        shape: LaunchShape,
+    ) -> Launches<Entry> {
+        let rows = lengths.likely_rows().saturating_mul(splits);
+        let of_pass = |of_split: u32, overlaps: bool| {
+            let mut shape = shape;
+            shape.grid[2] = rows.saturating_mul(of_split).min(MOST_BLOCKS);
+            match overlaps {
+                true => self.shape_on(entry, shape, gpu, beside.single.is_some()),
+                false => shape,
+            }
+        };
+        // Only rows that reach the end of a split have transitions.
+        let reach = lengths.positions || lengths.longest >= u64::from(self.constants.split);
+        let carry = self.kind.carry().filter(|_| reach);
+        let main = (entry, of_pass(1, overlaps && carry.is_none()));
+        beside.splits = carry.map(|carry| {
+            let [x, y] = [carry.tiles() * self.constants.ratio, self.constants.h];
+            Splits {
+                transitions: of_pass(2, overlaps),
+                carry: (carry, self.shape_of(carry, [x, y, lengths.rows])),
+            }
+        });
+        Launches {
+            main,
+            beside,
+            cuts: Cuts::NONE,
+            splits,
         }
     }
 
@@ -142,6 +197,11 @@ impl Problem {
                 false => 0,
             };
             let of_units = of_units + of_tokens;
+            if c.split != 0 {
+                let states = split::states(lengths.total, lengths.rows.into(), c.split);
+                let of_state = split::bytes_of_state(self.value_heads(), self.kind.k_dim);
+                return of_units + states * of_state;
+            }
             match lengths.units() >= SEGMENTED_FROM.into() {
                 true => {
                     let (k, v) = (self.kind.k_dim, self.kind.v_dim);

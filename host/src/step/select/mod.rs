@@ -16,6 +16,8 @@ use super::shape::checks;
 use crate::error::Error;
 use crate::shapes::range;
 use crate::tensor::DType;
+#[cfg(feature = "self-test")]
+pub(crate) use problem::takes_splits;
 use table::rows;
 
 /// Dynamic shared memory in bytes that a block may have on every supported GPU.
@@ -98,6 +100,12 @@ impl Kind {
     /// The convolution. It is launched before [`Self::prepare`], with the same constants.
     pub fn convolve(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Convolve, _);
+        self.prepare().and_then(|_| self.of_dim(ALL))
+    }
+
+    /// The carry of states from split to split. It is launched between the passes of the main entry, with the same constants.
+    pub fn carry(self) -> Option<Entry> {
+        const ALL: ByDim = by_dim!(Carry, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 

@@ -1,18 +1,33 @@
 //! The kernels of a problem for rows of given lengths.
 
+use gated_delta_kernels::launch::Computes;
+
 use crate::Entry;
 use crate::error::Error;
+use crate::shapes::unsupported;
 use crate::step::gpu::{Gpu, serves};
 use crate::step::kind::Kind;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 use crate::tensor::DType;
 
+/// Says whether a scan takes rows in splits: one by warpgroups with K = V = 128, whose blocks have 64 rows of a state, does.
+pub(crate) fn takes_splits(entry: Entry) -> bool {
+    let computes = entry.computes();
+    let has_splits =
+        |it: Computes| it.family.is_chain() && it.k == 128 && entry.tiles() * 64 == it.v;
+    entry.takes_warpgroups() && computes.is_some_and(has_splits)
+}
+
 impl Problem {
     /// The same problem for a GPU: the constants of a prefill, and the blocks of a multiprocessor, depend on the GPU.
     pub fn on(mut self, gpu: Gpu) -> Self {
         if self.is_chunked() {
             self.constants.machine = gpu.machine();
+            if !self.is_on_hopper() {
+                // No other scan takes rows in splits.
+                self.constants.split = 0;
+            }
             let has_room = |entry: Entry| {
                 let bytes = self.kind.shared_bytes(entry) + entry.shared_bytes_of_stage();
                 bytes <= gpu.shared_bytes()
@@ -38,7 +53,8 @@ impl Problem {
 
     /// The kind for rows of these lengths. On Hopper short rows have kernels of their own.
     pub fn kind_of(&self, lengths: &Lengths) -> Kind {
-        let is_short = self.is_on_hopper() && lengths.are_short();
+        // A row has the bits of its splits, however short it is.
+        let is_short = self.is_on_hopper() && lengths.are_short() && self.constants.split == 0;
         let short = self.kind.of_short_rows().filter(|_| is_short);
         short.unwrap_or(self.kind)
     }
@@ -46,8 +62,18 @@ impl Problem {
     /// The variant for rows of these lengths on a GPU.
     pub fn entry(&self, lengths: &Lengths, gpu: Gpu) -> Result<Entry, Error> {
         let heads = lengths.likely_rows().saturating_mul(self.value_heads());
-        let entry = self.kind_of(lengths).entry(heads, gpu)?;
+        let entry = match self.constants.split {
+            0 => self.kind_of(lengths).entry(heads, gpu)?,
+            _ => self.entry_of_splits()?,
+        };
         Ok(self.single(lengths).unwrap_or(entry))
+    }
+
+    /// The scan of rows in splits.
+    fn entry_of_splits(&self) -> Result<Entry, Error> {
+        let mut all = self.kind.variants();
+        let found = all.find(|&entry| serves(entry, self.constants.machine) && takes_splits(entry));
+        found.ok_or_else(|| unsupported("split", self.constants.split as usize, "none"))
     }
 
     /// The kernel of rows of one token, if every row has at most one: it is then launched alone, without a scan. `None` if the norm after a
@@ -63,6 +89,7 @@ impl Problem {
         let of_kind = self.kind_of(lengths).variants();
         of_kind
             .filter(|&entry| !self.is_chunked() || serves(entry, self.constants.machine))
+            .filter(|&entry| self.constants.split == 0 || takes_splits(entry))
             .chain(single)
     }
 
@@ -71,7 +98,12 @@ impl Problem {
         let mut kinds = self.kind.of_any_lengths();
         kinds.retain(|kind| *kind == self.kind || self.is_on_hopper());
         let entries = kinds.iter().flat_map(|kind| kind.entries(gpu));
+        let entries = match self.constants.split {
+            0 => entries.collect::<Vec<_>>(),
+            _ => self.entry_of_splits().into_iter().collect(),
+        };
         let beside = self.kind.beside(self.constants.taps > 0);
-        entries.chain(beside).collect()
+        let carry = self.kind.carry().filter(|_| self.constants.split != 0);
+        entries.into_iter().chain(beside).chain(carry).collect()
     }
 }

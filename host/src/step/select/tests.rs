@@ -143,7 +143,7 @@ fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
 #[test]
 fn every_entry_is_selected_by_some_kind_or_said_not_to_be() {
     let selected = of_each_ratio().flat_map(|kind| rows(kind).iter().map(|&(_, entry)| entry));
-    let beside = kinds().flat_map(|kind| kind.beside(true));
+    let beside = kinds().flat_map(|kind| kind.beside(true).chain(kind.carry()));
     let mut known: Vec<Entry> = selected.chain(beside).collect();
     known.sort();
     known.dedup();

@@ -159,6 +159,10 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
         positions_index: index(request.get(Argument::Positions)),
         checkpoint_index: index(request.get(Argument::CheckpointSlots)),
         checkpoint_every: request.checkpoint_every() as u32,
+        split: match request.is_chunked() {
+            true => options.split.unwrap_or(0),
+            false => 0,
+        },
         pending: found.rings.most,
         ring: found.rings.entries,
         keys_element: element(pending.map(|[keys, ..]| keys)),

@@ -5,7 +5,7 @@ use gated_delta_kernels::prefill::CHUNK;
 use super::checks::{aligned, indices};
 use super::extents::Extents;
 use crate::error::{Error, excludes};
-use crate::shapes::{Named, range};
+use crate::shapes::{Named, range, unsupported};
 use crate::step::args::Formulation;
 use crate::step::argument::Argument;
 use crate::step::choice;
@@ -84,9 +84,23 @@ pub fn check_lengths(request: &Request<'_>, extents: &Extents) -> Result<(), Err
             return Err(range("C", "below 2^32".to_owned(), of_row));
         }
     }
+    if let Some(split) = request.options.split {
+        check_split(split, extents)?;
+    }
     match request.get(Argument::Workspace) {
         Some(workspace) => check_workspace_view(workspace),
         None => Ok(()),
+    }
+}
+
+/// Checks the size of splits, and that heads can be split.
+fn check_split(split: u32, extents: &Extents) -> Result<(), Error> {
+    if split == 0 || !split.is_multiple_of(CHUNK) {
+        return Err(range("split", "a multiple of 64".to_owned(), split));
+    }
+    match extents.heads.k_dim {
+        128 => Ok(()),
+        other => Err(unsupported("K with split", other, "128")),
     }
 }
 

@@ -293,6 +293,18 @@ fn positions_and_checkpoints_that_do_not_fit_are_refused_by_name() {
             ],
         );
     }
+    for split in [0, 1, 63, 65, 96] {
+        refused(
+            full(),
+            |args| args.options.split = Some(split),
+            &["split", "a multiple of 64", &split.to_string()],
+        );
+    }
+    refused(
+        full(),
+        |args| args.options.split = Some(64),
+        &["K with split", "128", "64"],
+    );
     for (slots, parts) in [
         (
             tensor(I32, &[3, 3]),

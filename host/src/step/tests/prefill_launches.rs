@@ -262,6 +262,68 @@ fn other_rows_are_launched_at_once() {
     assert_eq!(count(&two, 132), 2);
 }
 
+/// Rows in splits have a scan for transitions, a carry of states, and a scan for outputs; rows that reach no end of a split have the last
+/// one alone.
+#[test]
+fn rows_in_splits_have_two_passes() {
+    let of = |rows, tokens, split| {
+        let mut step = batch(rows, tokens, None);
+        step.options.split = split;
+        step
+    };
+    let names = |step: &Gdn<'_>| -> Vec<&'static str> {
+        let recipe = step.recipe().unwrap();
+        let launches = recipe.launches();
+        launches.map(|launch| launch.kernel.symbol()).collect()
+    };
+    let chain = "gdn_prefill_chain_k128_tile64";
+    let all = [
+        "gdn_prefill_prepare_k128",
+        chain,
+        "prefill_carry_k128",
+        chain,
+    ];
+    // 30 chunks or 1,024: no segments, and the same tile.
+    for tokens in [1920, 65_536] {
+        assert_eq!(names(&of(2, tokens, Some(1920))), all);
+    }
+    assert_eq!(names(&of(2, 1919, Some(1920))), [all[0], chain]);
+    // Short rows too have the bits of their splits. A row at a position may reach an end with any token.
+    assert_eq!(names(&of(2, 64, Some(64))), all);
+    assert_eq!(
+        names(&of(2, 64, Some(1920)).positions(tensor(I32, &[2]))),
+        all
+    );
+    let said = |step: &Gdn<'_>| -> Vec<_> {
+        let recipe = step.recipe().unwrap();
+        let launches = recipe.launches().skip(1);
+        let said = launches.map(|it| {
+            (
+                it.params.pass,
+                it.params.splits,
+                it.shape.grid[2],
+                it.shape.overlaps,
+            )
+        });
+        said.collect()
+    };
+    // Five splits: three rows of each in the scan, twice as many in that for transitions.
+    assert_eq!(
+        said(&of(3, 5 * 1920, Some(1920))),
+        [(1, 5, 30, true), (0, 5, 3, false), (0, 5, 15, false)]
+    );
+    let at = of(3, 5 * 1920, Some(1920)).positions(tensor(I32, &[3]));
+    assert_eq!(said(&at)[2], (0, 6, 18, false));
+    // States at the begins of rows and behind splits, each with a transition.
+    let bytes = |split| of(3, 5 * 1920, split).workspace_bytes().unwrap();
+    let state = 32 * 128 * 128 * size_of::<f32>();
+    let carried = state;
+    assert_eq!(
+        bytes(Some(1920)) - (bytes(None) - carried),
+        (15 + 6) * 2 * state
+    );
+}
+
 /// The workspace has room for the states between segments if there may be segments. More rows, or more tokens, never need less.
 #[test]
 fn a_workspace_has_a_place_for_what_stretches_leave() {

@@ -130,7 +130,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     wait_for_counter(Self::there(i), round);
                 }
                 progress.chunks += 1;
-                if Self::CLUSTERED && span.chunk(j).count == 1 {
+                if Self::CLUSTERED && span.chunk(j).count == 1 && self.makes_output() {
                     // With those that walk, for the norm of a single token.
                     self.meet_cluster();
                 }
@@ -154,7 +154,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// The slot of the checkpoint behind chunk `j`; one that is not live if none is due there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot_behind(&self, j: u32) -> u64 {
-        if !self.has_slots() {
+        if !self.has_slots() || !self.makes_output() {
             return u64::MAX;
         }
         let span = Self::kept_span();
@@ -241,7 +241,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     self.copy_part(stage, own.images, Self::HEAD, counter);
                     self.copy_part(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
                 }
-                if c.makes_values() {
+                if c.makes_values() && !self.brings_zeros() {
                     let bytes = GROUPS * TILE_BYTES;
                     let tiles = own.values + (self.row.tile * bytes) as u64;
                     self.copy_part(stage + Self::TILES, tiles, bytes, counter);
@@ -251,6 +251,12 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         next
     }
 
+    /// Whether zeros come in place of v, for a transition.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn brings_zeros(&self) -> bool {
+        M::SPLITS && self.has_no_values
+    }
+
     /// Starts to copy v of chunk `j` to the `i`-th stage, where the intra-chunk pass does not leave it.
     ///
     /// # Safety
@@ -258,9 +264,12 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_values(&self, j: u32, i: u32) {
         let (c, params, span) = (self.c, self.params, &self.span);
-        if !c.makes_values() && self.has_unit(span, j) {
+        let tiles = Self::stage(i) + Self::TILES;
+        if self.brings_zeros() {
+            values::clear::<GROUPS>(params.workspace, tiles);
+        } else if !c.makes_values() && self.has_unit(span, j) {
             let channel = self.row.hv * c.v_head + self.row.tile * 64 * GROUPS;
-            let (with, tiles) = ((span, span.chunk(j)), Self::stage(i) + Self::TILES);
+            let with = (span, span.chunk(j));
             values::copy::<GROUPS>(c, params, with, channel, tiles);
         }
     }

@@ -19,6 +19,11 @@ const SECOND: u32 = 1024;
 /// The parts of a chain that differ between machines. Products are those of [`crate::device::warpgroup`], with the same
 /// contracts; a machine whose products are not asynchronous has them at once.
 pub trait Machine {
+    /// The same, for rows in splits ([`super::super::split`]): a body of its own, so that the other one keeps its registers. A machine
+    /// that takes no splits has itself here.
+    type InSplits: Machine;
+    /// Whether rows are in splits.
+    const SPLITS: bool;
     /// Warpgroups multiply, and trade registers.
     const WARPGROUPS: bool;
     /// Blocks that share a head's state meet in a cluster, for the norm of a chunk of one token.
@@ -65,9 +70,11 @@ pub trait Machine {
 }
 
 /// Compute capability 9.0: asynchronous products of warpgroups (`wgmma`).
-pub struct Hopper;
+pub struct Hopper<const SPLITS: bool = false>;
 
-impl Machine for Hopper {
+impl<const SPLITS: bool> Machine for Hopper<SPLITS> {
+    type InSplits = Hopper<true>;
+    const SPLITS: bool = SPLITS;
     const WARPGROUPS: bool = true;
     const CLUSTERS: bool = true;
 
@@ -120,6 +127,8 @@ impl Machine for Hopper {
 pub struct Portable;
 
 impl Machine for Portable {
+    type InSplits = Self;
+    const SPLITS: bool = false;
     const WARPGROUPS: bool = false;
     const CLUSTERS: bool = false;
 

@@ -23,6 +23,7 @@ use super::range;
 use super::rows::{Chunk, Span};
 use super::single_klast;
 use super::solve::SCRATCH_BYTES;
+use super::split::{Pass, is_transition};
 use super::state::Places;
 use super::values::TILE_BYTES;
 use super::workspace::{Operands, carried};
@@ -159,6 +160,8 @@ pub struct Chain<'a, G, M, const K: u32, const V: u32, const GROUPS: u32> {
     span: Span,
     /// The inputs from which they are convolved.
     inputs: ConvInputs,
+    /// Whether a copier brings zeros for v.
+    has_no_values: bool,
     gating: PhantomData<(G, M)>,
 }
 
@@ -196,8 +199,32 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             row,
             span,
             inputs: ConvInputs::NONE,
+            has_no_values: false,
             gating: PhantomData,
         }
+    }
+
+    /// The walk of a copier that brings zeros for v if it `has_no_values`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn without_values(self, has_no_values: bool) -> Self {
+        Self {
+            has_no_values,
+            ..self
+        }
+    }
+
+    /// Whether it makes the transition of a split ([`Pass::Transition`]): the state begins as the identity, and there are no values. For
+    /// warps that have kept their turn.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn is_transition(&self) -> bool {
+        // SAFETY: a warp that walks has kept the number.
+        !self.makes_output() && unsafe { is_transition(Self::kept_number()) }
+    }
+
+    /// Whether it makes o, and states that are kept.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn makes_output(&self) -> bool {
+        !M::SPLITS || self.params.pass == Pass::Output as u32
     }
 
     /// The walk of a block that has `row`, and the slots of the row; `None` where its tokens are not where its lengths say.
@@ -312,6 +339,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn brings_state(&self, progress: &Progress) -> bool {
         state_elements([V, K], GROUPS) > 0
+            && !M::SPLITS
             && Places::<K, V>::has_runs(self.c)
             && self.params.rows > 2 * self.params.turns
             && progress.chunks > 0
@@ -618,18 +646,24 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             return u64::MAX;
         }
         let end = span.position + (chunk.start + chunk.count) as u64;
+        let position = if M::SPLITS {
+            // Of the row, not of its part.
+            slot_of(params.positions, c.positions_index, span.b as u64, 0)
+        } else {
+            span.position
+        };
         let number = if IS_ONLY {
             let every = c.checkpoint_every as u64;
             if !end.is_multiple_of(CHUNK as u64) || !end.is_multiple_of(every) {
                 return u64::MAX;
             }
-            end / every - span.position / every - 1
+            end / every - position / every - 1
         } else {
             let (ended, rest) = divided_long(end, c.checkpoint_every);
             if !end.is_multiple_of(CHUNK as u64) || rest != 0 {
                 return u64::MAX;
             }
-            ended - divided_long(span.position, c.checkpoint_every).0 - 1
+            ended - divided_long(position, c.checkpoint_every).0 - 1
         };
         if number >= params.checkpoints as u64 {
             return u64::MAX;

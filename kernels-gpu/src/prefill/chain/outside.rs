@@ -170,7 +170,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             if token >= chunk.count {
                 break;
             }
-            let t = chunk.start + token;
+            let (span, t) = span.in_row(M::SPLITS, (c, params), chunk.start + token);
             let inputs = if SHORT {
                 self.inputs
             } else {
@@ -232,7 +232,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         each!(half in 0..2 => {
             let own = row + 8 * half as u32;
             let (with, of) = ((c, params), (self.row.hv, own));
-            let v = value_of::<K, V>(with, (span, inputs), t, of);
+            let v = if self.is_transition() {
+                0.0
+            } else {
+                value_of::<K, V>(with, (span, inputs), t, of)
+            };
             delta[half] = beta * (v - products[half]);
         });
         let mut o = [0.0; 2];

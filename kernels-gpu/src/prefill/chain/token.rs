@@ -91,22 +91,26 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let row = self.own_row();
         // SAFETY: the caller's promise; one lane of four stores a row's o.
         unsafe {
-            let own = span();
+            let (own, t_of_row) = span().in_row(M::SPLITS, (c, params), t);
             let (with, of) = ((c, params), (&own, self.inputs));
             if c.taps != 0 {
-                single::stage::<K>(with, of, (self.row.h, t), room.staged, Self::THREADS);
+                single::stage::<K>(with, of, (self.row.h, t_of_row), room.staged, Self::THREADS);
                 Self::sync_rows();
             }
             let at = (row, room.staged);
             let with = (c, params, per_channel);
+            let has_values = !self.is_transition();
             let o = if c.state_v_last != 0 {
-                single::advance::<K, V, true>(with, of, self.row, t, s, at)
+                single::advance::<K, V, true>(with, of, self.row, t_of_row, s, (at, has_values))
             } else {
-                single::advance::<K, V, false>(with, of, self.row, t, s, at)
+                single::advance::<K, V, false>(with, of, self.row, t_of_row, s, (at, has_values))
             };
+            if !self.makes_output() {
+                return;
+            }
             if self.leaves_tokens() {
                 // A row has one such chunk at its begin, and one at its end.
-                let of = (own.b, t > 0);
+                let of = (own.b, t_of_row > 0);
                 let to = tokens::<K, V>(c, params, per_channel, of, self.row.hv);
                 if lane_id().is_multiple_of(4) {
                     store_b32(to + 4 * row as u64, o[0].to_bits());
@@ -118,7 +122,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             if lane_id().is_multiple_of(4) {
                 let (base, strides) = (params.layer.step.o, (params.o_row, c.o_token));
                 let head = self.row.hv * c.o_head + row;
-                let at = |row| own.at(base, strides, t, head + row, c.o_element);
+                let at = |row| own.at(base, strides, t_of_row, head + row, c.o_element);
                 elements::store([o[0]], at(0), c.o_element, false);
                 elements::store([o[1]], at(8), c.o_element, false);
             }

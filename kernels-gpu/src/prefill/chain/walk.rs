@@ -6,10 +6,11 @@ use core::array;
 use super::super::norm;
 use super::super::output;
 use super::super::range;
-use super::super::rows::long;
+use super::super::rows::{Span, long};
+use super::super::split;
 use super::super::state::{load_carried, store_carried};
 use super::super::values;
-use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp};
+use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp, opaque};
 use super::machine::Machine;
 use super::{Chain, FIRST_GROUP_BARRIER, Progress};
 use crate::device::float::{fma, pack_f16x2};
@@ -45,12 +46,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             let mut j = params.first_chunk;
             let mut s = [0.0; 64];
             let is_brought = self.brings_state(progress);
-            if j == 0 && !is_brought {
+            if !M::SPLITS && j == 0 && !is_brought {
                 s = self.places().bring(c, self.start(place), !place.is_fresh());
             }
             // The chunks before are done, which may have been under way until now.
             wait_for_previous();
-            s = if j > 0 {
+            s = if M::SPLITS {
+                self.begin_split(place)
+            } else if j > 0 {
                 load_carried::<K>(self.carried())
             } else {
                 if is_brought && !place.is_fresh() {
@@ -91,6 +94,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 if !Self::FREES_LATE {
                     arrive_at_counter(Self::free(i));
                 }
+                if M::SPLITS {
+                    self.end_split(&mut s, j);
+                }
                 self.store_checkpoint(&s, slot);
                 (j, progress.chunks) = (j + 1, progress.chunks + 1);
                 if self.is_behind(&Self::kept_span(), j) {
@@ -106,7 +112,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 }
             };
             let span = Self::kept_span();
-            if span.chunk(j).start < span.count {
+            if M::SPLITS && !self.ends_row(&span) {
+                free();
+            } else if span.chunk(j).start < span.count {
                 free();
                 store_carried::<K>(self.carried(), &s);
             } else if c.update_state != 0 {
@@ -117,6 +125,85 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 free();
             }
         }
+    }
+
+    /// The state that a part of a row begins with ([`super::super::split`]). All threads with rows come.
+    ///
+    /// # Safety
+    /// As [`Self::walk`]'s; the passes before are done.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn begin_split(&self, place: &Place) -> [f32; 64] {
+        let (c, params) = (self.c, self.params);
+        let row = Span::load(c, params, self.span.b);
+        let i = split::number_of(c, &row, &self.span);
+        let mut s = [0.0; 64];
+        if self.makes_output() && (i > 0 || row.ends_split(c.split, 0)) {
+            // The row's last part may write the slot that the row starts from: the first part has its copy.
+            s = load_carried::<K>(self.split_state(&row, i));
+        } else if i == 0 && !self.is_transition() {
+            s = self.places().load(c, self.start(place), !place.is_fresh());
+            if !self.makes_output() {
+                store_carried::<K>(self.split_state(&row, 0), &s);
+                if !split::is_direct(i, self.span.count) {
+                    s = [0.0; 64];
+                }
+            }
+        } else if self.is_transition() {
+            let thread = opaque(thread_idx_x());
+            // Of element 0: its row, less its channel.
+            let own = (self.first_of(thread) + thread / 32 % 4 * 16 + thread % 32 / 4) as i32;
+            let ahead = own - (thread % 4 * 2) as i32;
+            each!(n in 0..K as usize / 2 => {
+                let (j, half, e) = (n as i32 / 4, n as i32 / 2 % 2, n as i32 % 2);
+                s[n] = (ahead == 8 * j + e - 8 * half) as u32 as f32 * split::IDENTITY;
+            });
+        }
+        s
+    }
+
+    /// Behind chunk `j` of a part of a row, where that is its last: leaves what a transition pass has made, and takes the state that
+    /// was carried to the end of a split in place of the one that was walked to. All threads with rows come.
+    ///
+    /// # Safety
+    /// As [`Self::begin_split`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn end_split(&self, s: &mut [f32; 64], j: u32) {
+        let (c, params) = (self.c, self.params);
+        let span = Self::kept_span();
+        if !self.is_behind(&span, j + 1) {
+            return;
+        }
+        let row = Span::load(c, params, span.b);
+        let i = split::number_of(c, &row, &span);
+        if !row.ends_split(c.split, i) {
+            return;
+        }
+        if self.makes_output() {
+            *s = load_carried::<K>(self.split_state(&row, i + 1));
+        } else if self.is_transition() {
+            let (state, thread) = self.split_state(&row, i);
+            each!(n in 0..64 => s[n] *= 1.0 / split::IDENTITY);
+            store_carried::<K>((split::transition::<K>(state), thread), s);
+        } else {
+            store_carried::<K>(self.split_state(&row, i + 1), s);
+        }
+    }
+
+    /// Whether a part of a row is its last, in a pass that stores final states.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn ends_row(&self, span: &Span) -> bool {
+        let row = Span::load(self.c, self.params, span.b);
+        self.makes_output() && span.position + span.count as u64 == row.position + row.count as u64
+    }
+
+    /// Where the rows that this thread's warpgroup has of the state at the begin of the row's `i`-th split are kept, and the thread.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn split_state(&self, row: &Span, i: u32) -> (u64, u32) {
+        let thread = opaque(thread_idx_x());
+        let of = (self.row.hv, self.first_of(thread));
+        let with = (self.c, self.params);
+        let state = split::state::<K>(with, G::PER_CHANNEL, (row, i), of);
+        (state, thread)
     }
 
     /// The slot of the checkpoint behind the chunk in the `i`-th stage, as the copier left it.
@@ -150,17 +237,24 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     ) -> [f32; 64] {
         let c = self.c;
         let tile = Self::tile(stage);
+        let own = if M::SPLITS {
+            // There are no registers to keep what follows from them.
+            (opaque(lane_id()), opaque(thread_idx_x()))
+        } else {
+            (lane_id(), thread_idx_x())
+        };
         let factors = head + FACTORS + lane_id() % 4 * 8;
         let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
         // Before the products: words that are read beside them make the assembler wait for each product.
-        let is_small = range::is_small(a[0]);
+        // A transition is as exact as the identity needs it.
+        let is_small = range::is_small(a[0]) && !self.is_transition();
         let products = M::by_both::<K>(&a, stage);
         // Beside the products of keys: half of v and its factors, for which there are registers.
-        let (v, x) = (values::of_tile(c, tile, 0), factors_of(0, factors));
+        let (v, x) = (values::of_tile(c, tile, 0, own), factors_of(0, factors));
         let (of_keys, of_queries) = M::first(products);
         // Beside the products of queries.
         let mut r = [0; 16];
-        let (second, y) = (values::of_tile(c, tile, 32), factors_of(4, factors));
+        let (second, y) = (values::of_tile(c, tile, 32, own), factors_of(4, factors));
         rest_of(&mut r, 0, &v, &of_keys, &x);
         rest_of(&mut r, 4, &second, &of_keys, &y);
         let may_be_outside = is_small | range::may_be_large(&r);
@@ -203,7 +297,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             s = warpgroup::pending(own);
         }
         // Beside the products that are added to the state.
-        self.store_output::<SHORT>(o, (number, first), stage);
+        if self.makes_output() {
+            self.store_output::<SHORT>(o, (number, first), stage);
+        }
         M::settle::<K>(s)
     }
 
