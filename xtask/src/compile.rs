@@ -159,13 +159,16 @@ fn families(only: Option<&str>) -> Result<Vec<(String, Vec<&'static str>)>> {
 
 /// The family of an entry: its name up to its dims, without the layout. Entries without dims are one family.
 fn family_of(name: &str) -> String {
-    let is_dims = |word: &&str| {
-        !word
-            .strip_prefix('k')
-            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    let is_dims = |word: &str| {
+        let k = word.strip_prefix('k');
+        k.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
     let words: Vec<_> = name.split('_').collect();
-    let stem: Vec<_> = words.iter().copied().take_while(is_dims).collect();
+    let stem: Vec<_> = words
+        .iter()
+        .copied()
+        .take_while(|word| !is_dims(word))
+        .collect();
     if stem.len() == words.len() {
         return "contracts".to_owned();
     }

@@ -326,6 +326,7 @@ impl<'a> Request<'a> {
             ),
             two(scale.map_or(0, f32::to_bits), null_slot.unwrap_or(0)),
             two(activations, eps),
+            // No layer that was launched has more heads.
             two(
                 options.split.unwrap_or(0),
                 heads.min(u64::from(u32::MAX)) as u32,
