@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
-use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
+use rayon::prelude::*;
 
 use crate::entries::{Entry, file_name};
 use crate::module::Module;
@@ -70,42 +68,35 @@ pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Vec<Module>> {
         shell::run(&mut check)?;
     }
 
-    let families = families(only)?;
-    let next = Mutex::new(families.into_iter());
-    let take = || next.lock().ok()?.next();
-    let work = |core: usize| {
-        let (directory, mut modules) = (directory.join(core.to_string()), Vec::new());
-        while let Some((family, names)) = take() {
-            let begin = Instant::now();
-            let package = copy_with(&family, &names)?;
-            let mut compile = cargo(compiler, "rustc", &directory);
-            compile.current_dir(package);
-            compile.args(["--crate-type", "cdylib", "--"]);
-            compile.args(["--emit=asm", "-Clinker=true", "-Awarnings"]);
-            shell::run(&mut compile)?;
-            let assembly = directory.join("nvptx64-nvidia-cuda/ptx/deps/gated_delta_kernels.s");
-            let text = fs::read_to_string(&assembly);
-            let module = text
-                .map_err(Into::into)
-                .and_then(|text| Module::parse(&text));
-            modules.push(module.with_context(|| format!("{family}: {}", assembly.display()))?);
-            let (count, seconds) = (names.len(), begin.elapsed().as_secs());
-            println!("compiled {family}: {count} entries in {seconds} s");
-        }
-        Ok(modules)
-    };
-    let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..cores)
-            .map(|core| scope.spawn(move || work(core)))
-            .collect();
-        let mut modules = Vec::new();
-        for worker in workers {
-            let of_worker: Result<_> = worker.join().map_err(|_| anyhow!("a worker panicked"))?;
-            modules.append(&mut of_worker?);
-        }
-        Ok(modules)
-    })
+    // A bridge hands out the families in order.
+    let families = families(only)?.into_iter().par_bridge();
+    let modules = families.map(|(family, names)| {
+        let core = rayon::current_thread_index().unwrap_or_default();
+        compile_family(compiler, &family, &names, &directory.join(core.to_string()))
+    });
+    modules.collect()
+}
+
+/// Compiles the entries `names` as a crate of their own, with a target directory of the core.
+fn compile_family(
+    compiler: &Compiler,
+    family: &str,
+    names: &[&str],
+    directory: &Path,
+) -> Result<Module> {
+    let begin = Instant::now();
+    let mut compile = cargo(compiler, "rustc", directory);
+    compile.current_dir(copy_with(family, names)?);
+    compile.args(["--crate-type", "cdylib", "--"]);
+    compile.args(["--emit=asm", "-Clinker=true", "-Awarnings"]);
+    shell::run(&mut compile)?;
+    let assembly = directory.join("nvptx64-nvidia-cuda/ptx/deps/gated_delta_kernels.s");
+    let of_assembly = || format!("{family}: {}", assembly.display());
+    let text = fs::read_to_string(&assembly).with_context(of_assembly)?;
+    let module = Module::parse(&text).with_context(of_assembly)?;
+    let (count, seconds) = (names.len(), begin.elapsed().as_secs());
+    println!("compiled {family}: {count} entries in {seconds} s");
+    Ok(module)
 }
 
 /// Cargo's `command` for the kernels, with a target directory of its own.

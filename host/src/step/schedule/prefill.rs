@@ -13,10 +13,8 @@ use crate::shapes::{Named, range};
 use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
+use crate::step::shape::MAX_BATCH;
 use crate::tensor::Tensor;
-
-/// Most blocks of a grid along z.
-const MOST_BLOCKS: u32 = 65_535;
 
 /// Largest number of segments of a prompt.
 pub(crate) const MOST_SEGMENTS: usize = 8;
@@ -140,7 +138,7 @@ impl Problem {
         let rows = lengths.likely_rows().saturating_mul(splits);
         let of_pass = |of_split: u32, overlaps: bool| {
             let mut shape = shape;
-            shape.grid[2] = rows.saturating_mul(of_split).min(MOST_BLOCKS);
+            shape.grid[2] = rows.saturating_mul(of_split).min(MAX_BATCH as u32);
             match overlaps {
                 true => self.shape_on(entry, shape, gpu, beside.single.is_some()),
                 false => shape,
