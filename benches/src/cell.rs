@@ -218,7 +218,7 @@ impl Cell {
     #[must_use]
     pub fn exists(&self) -> bool {
         let parallel = (self.state == DType::F32 || self.layout == StateLayout::KLast)
-            && self.tokens <= 8
+            && self.tokens <= self.most_parallel()
             && (self.dim == 128 || self.op.operator() == Operator::Gdn)
             && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
         if self.formulation == Formulation::Parallel && !parallel {
@@ -238,6 +238,14 @@ impl Cell {
             && self.formulation == Formulation::Recurrent
             && matches!(self.mode, Mode::Update | Mode::Verify);
         (self.op == Op::GdnDecode) == decode && !(self.slots && self.mode == Mode::TokenSlots)
+    }
+
+    /// Most tokens of the parallel formulation.
+    fn most_parallel(&self) -> usize {
+        match self.state == DType::F32 && !self.op.is_layer() {
+            true => 16,
+            false => 8,
+        }
     }
 
     /// Form of the gates.

@@ -68,6 +68,8 @@ pub struct Description {
     /// Bytes of [`Self::shared`] that are not needed where q, k and the keys of a ring are bf16: the low parts of split tokens, at the
     /// end.
     pub shared_of_lows: u32,
+    /// Dynamic shared memory besides where a row of a parallel step may have more than 8 new or previous tokens, bytes.
+    pub shared_of_sets: u32,
     /// Elements of a K-last state for which a block has dynamic shared memory besides; none of a V-last one.
     pub shared_state_elements: u32,
     /// Workspace of a prefill.
@@ -98,6 +100,7 @@ impl Description {
             shared_of_channels: Shared::NONE,
             shared_of_stage: 0,
             shared_of_lows: 0,
+            shared_of_sets: 0,
             shared_state_elements: 0,
             workspace: Workspace::NONE,
         }
@@ -256,6 +259,19 @@ impl Computes {
         Self { element, ..self }
     }
 
+    /// Most tokens of a row, and most previous ones: those of its family, and twice as many in parallel steps of f32 states without a
+    /// convolution and a norm.
+    #[must_use]
+    pub const fn max_tokens(&self) -> u32 {
+        let family = self.family;
+        let of_f32 = matches!(self.element, Some(Element::F32));
+        if family.is_parallel() && of_f32 && !family.layer && !family.deferred {
+            2 * family.max_tokens()
+        } else {
+            family.max_tokens()
+        }
+    }
+
     /// Whether load-time constants decide the layout of its states, or their element too.
     #[must_use]
     pub const fn has_any_states(&self) -> bool {
@@ -390,7 +406,7 @@ impl Family {
         self.deferred
     }
 
-    /// Most tokens of a row, and most previous ones.
+    /// Most tokens of a row, and most previous ones, whatever the states.
     #[must_use]
     pub const fn max_tokens(self) -> u32 {
         match self.form {

@@ -464,6 +464,18 @@ impl StepConstants {
         }
     }
 
+    /// [`Self::blocks_per_sm`] of a parallel step without convolution and norm on a machine: what the entry wants. For more than 8 tokens
+    /// Hopper alone has the registers.
+    #[must_use]
+    pub const fn blocks_of_drafts(&self, machine: u32) -> u32 {
+        let has_sets = self.tokens > 8 || self.previous_tokens > 8;
+        if has_sets && machine != machine::HOPPER {
+            1
+        } else {
+            4
+        }
+    }
+
     /// [`Self::blocks_per_sm`] of rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
     /// for 64 rows of a state, and for 128 rows of a K-last one; else as many as there can be. KDA's f32 tokens have no such room on
     /// machines after Hopper.

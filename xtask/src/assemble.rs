@@ -22,6 +22,11 @@ const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
 /// Hopper with features that no other architecture has: its warpgroup instructions.
 const HOPPER: &str = "sm_90a";
 
+/// Entries that may spill on an architecture, and how many bytes: blocks of 9 warps have 168 registers a thread there, and views that are
+/// not aligned take more where a row may have more than 8 tokens (docs/lab-notes.md, Spills that are kept).
+const KEPT_SPILLS: [(Entry, &str, u32); 1] =
+    [(Entry::gdn_mtp_parallel_f32_k128_tile128, "sm_80", 16)];
+
 /// Architectures that [`Scope::Only`] assembles for.
 const QUICK: [&str; 2] = ["sm_90", HOPPER];
 
@@ -166,8 +171,12 @@ pub fn check(scope: Scope<'_>) -> Result<Registers> {
             let (entry, architecture) = (*entry, *architecture);
             let text = substitute(text, &values(entry, profile, architecture)?, architecture);
             let key = known::key(&assembler, architecture, &text);
+            let kept = KEPT_SPILLS
+                .iter()
+                .find(|of| (of.0, of.1) == (entry, architecture));
+            let most = kept.map_or(0, |(.., bytes)| *bytes);
             let usage = known
-                .usage(&key, || usage(&tools, &text, architecture))
+                .usage(&key, || usage(&tools, &text, architecture, most))
                 .with_context(|| {
                     let name = profile.name();
                     format!("{} for {architecture}, profile {name}", entry.name())
@@ -251,8 +260,8 @@ pub fn check(scope: Scope<'_>) -> Result<Registers> {
     })
 }
 
-/// Assembles a text without load-time constants; fails on warnings and on local memory.
-fn usage(tools: &CudaTools, text: &str, architecture: &str) -> Result<Usage> {
+/// Assembles a text without load-time constants; fails on warnings, and on more than `most` bytes of local memory.
+fn usage(tools: &CudaTools, text: &str, architecture: &str, most: u32) -> Result<Usage> {
     let directory = tempfile::tempdir()?;
     let (_, printed) = assemble(tools, text, architecture, directory.path())?;
     let memory = printed
@@ -261,7 +270,8 @@ fn usage(tools: &CudaTools, text: &str, architecture: &str) -> Result<Usage> {
     let memory = memory
         .with_context(|| format!("ptxas does not speak of the stack\n{printed}"))?
         .trim();
-    if memory != "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" {
+    let has_none = memory == "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads";
+    if !has_none && number_before(memory, " bytes stack frame").is_none_or(|bytes| bytes > most) {
         bail!("{memory}");
     }
     let is_warning = |line: &&str| line.contains("warning") || line.contains("Performance Loss");

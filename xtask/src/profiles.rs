@@ -159,11 +159,11 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_FACTOR",            [ONE,       TWO,       0,         ONE,       TWO,       SCALE_64]),
 ];
 
-/// Values to assemble an entry with: a column of the table, and the constants among the last rows that are set to 1.
+/// Values to assemble an entry with: a column of the table, and the constants that are set over it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Profile {
     column: usize,
-    /// Constants set to 1 over the column, each with its name in the profile's name.
+    /// Constants set to 1 over the column, T and T′ to 16, each with its name in the profile's name.
     ways: Vec<(&'static str, &'static str)>,
 }
 
@@ -181,7 +181,8 @@ impl Profile {
     }
 }
 
-/// Profiles of `entry`: each column with every combination of the state layouts, state elements and operators that are constants of it.
+/// Profiles of `entry`: each column with every combination of the state layouts, state elements and operators that are constants of it,
+/// and with 16 new or previous tokens where its family else has fewer.
 pub fn of(entry: Entry) -> Vec<Profile> {
     let mut ways = vec![vec![]];
     let computes = entry.computes();
@@ -200,6 +201,10 @@ pub fn of(entry: Entry) -> Vec<Profile> {
     }
     if computes.is_some_and(|it| it.per_channel.is_none()) {
         both(("kda", "GD_PER_CHANNEL"));
+    }
+    if computes.is_some_and(|it| it.max_tokens() > it.family.max_tokens()) {
+        both(("t16", "GD_TOKENS"));
+        both(("resume16", "GD_PREVIOUS_TOKENS"));
     }
     let columns = 0..PROFILES.len();
     let of_column = |column| {
@@ -220,7 +225,7 @@ pub fn find(entry: Entry, name: &str) -> Result<Profile> {
     found.cloned()
 }
 
-/// Whether the number of blocks of a multiprocessor depends on the machine: for rows of one token in a prefill, and parallel layers.
+/// Whether the number of blocks of a multiprocessor depends on the machine: for rows of one token in a prefill, and parallel steps.
 fn is_by_machine(family: Family) -> bool {
     family.takes_singles() || family.is_parallel() && !family.is_deferred()
 }
@@ -265,11 +270,17 @@ pub fn values(
                 0
             }
             "GD_RATIO" => entry.max_ratio(),
+            "GD_TOKENS" | "GD_PREVIOUS_TOKENS" if has(symbol) => return Ok((symbol, 16)),
             _ if has(symbol) => return Ok((symbol, 1)),
             "GD_BLOCKS_PER_SM" if family.is_some_and(is_by_machine) => {
                 let of = |symbol| Ok::<_, anyhow::Error>(row_of(entry, symbol)?.1[column]);
+                let tokens = |symbol| match has(symbol) {
+                    true => Ok(16),
+                    false => of(symbol).map(|tokens| tokens.min(max_tokens)),
+                };
                 let constants = StepConstants {
-                    previous_tokens: of("GD_PREVIOUS_TOKENS")?,
+                    tokens: tokens("GD_TOKENS")?,
+                    previous_tokens: tokens("GD_PREVIOUS_TOKENS")?,
                     wide_state: of("GD_WIDE_STATE")?,
                     state_f16: of("GD_STATE_F16")?,
                     k_element: of("GD_K_ELEMENT")?,
@@ -281,6 +292,10 @@ pub fn values(
                 if family.is_some_and(Family::takes_singles) {
                     let v = entry.computes().map_or(0, |computes| computes.v);
                     let blocks = constants.blocks_of_singles(v);
+                    return Ok((symbol, entry.blocks_per_sm(blocks)));
+                }
+                if family.is_some_and(|it| !it.layer) {
+                    let blocks = constants.blocks_of_drafts(constants.machine);
                     return Ok((symbol, entry.blocks_per_sm(blocks)));
                 }
                 let element = entry.computes().and_then(|computes| computes.element);

@@ -103,6 +103,12 @@ const PARALLEL: &[Way] = &[
     Way::new("a decode in place", 1, 0, Keep::InPlace),
 ];
 
+/// More than 8 tokens, new or previous, in sets of 8.
+const IN_SETS: &[Way] = &[
+    Way::new("a verify of 9 tokens", 9, 0, Keep::Nothing),
+    Way::new("a resume of 10 tokens after 11", 10, 11, Keep::Elsewhere),
+];
+
 const LAYER_PARALLEL: &[Way] = &[
     Way {
         conv: true,
@@ -464,7 +470,9 @@ pub fn cases() -> Vec<Case> {
             (KLast, DType::F32),
             (VLast, DType::F32),
         ] {
-            family(&mut cases, of, layout, state, ways);
+            let takes_sets = state == DType::F32 && !of.0.layer;
+            let sets = if takes_sets { IN_SETS } else { &[] };
+            family(&mut cases, of, layout, state, &[ways, sets].concat());
         }
     }
     cases

@@ -5,8 +5,8 @@ use super::argument::Argument;
 use super::request::{Phase, Request, Sort};
 use crate::tensor::{DType, Tensor};
 
-/// Largest number of tokens of a row in the parallel formulation.
-pub(super) const MAX_PARALLEL_TOKENS: usize = 8;
+/// Largest number of tokens of a row that the parallel formulation computes together.
+pub(super) const MAX_SET_TOKENS: usize = 8;
 
 /// Number of tokens up to which f32 states take them one by one: as fast, with the bits of decodes.
 const FEW_TOKENS: usize = 2;
@@ -60,7 +60,7 @@ impl Request<'_> {
     /// | arguments | formulation |
     /// |---|---|
     /// | a step without a ring: T above 16, positions, checkpoints or a workspace | `Chunked` |
-    /// | states that tensor cores do not take (16-bit V-last, K = 96, KDA with K = 64, with a ring all but K-last bf16), T or T' above 8, snapshots or token slots | `Recurrent` |
+    /// | states that tensor cores do not take (16-bit V-last, K = 96, KDA with K = 64, with a ring all but K-last bf16), T or T' above 8 (f32 states without a convolution and a norm: 16), snapshots or token slots | `Recurrent` |
     /// | f32 states, neither T nor T' above 2 | `Recurrent` |
     /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or a flush's windows | `Parallel` |
     /// | with a ring: a convolution (without `inputs`, its window moves with every token) | `Recurrent` |
@@ -91,7 +91,7 @@ impl Request<'_> {
         }
         let is_few = most <= FEW_TOKENS && self.pool().tensor.dtype() == DType::F32;
         if is_few
-            || most > MAX_PARALLEL_TOKENS
+            || most > self.max_parallel_tokens()
             || self.present & OF_EACH_TOKEN != 0
             || !self.has_parallel_states()
         {
@@ -120,6 +120,17 @@ impl Request<'_> {
         match self.present & CU_SEQLENS {
             0 => self.tensor(Argument::O).map_or(0, |o| o.dims().or_zero(1)),
             _ => self.max_tokens,
+        }
+    }
+
+    /// Largest number of tokens of a row in the parallel formulation, new or previous.
+    #[inline]
+    pub(super) fn max_parallel_tokens(&self) -> usize {
+        let is_f32 = self.pool().tensor.dtype() == DType::F32 && self.pending.is_none();
+        let is_layer = self.conv.is_some() || self.norm.is_some() || self.has(Argument::Windows);
+        match is_f32 && !is_layer {
+            true => MAX_TOKENS,
+            false => MAX_SET_TOKENS,
         }
     }
 

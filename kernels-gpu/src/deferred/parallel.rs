@@ -315,7 +315,7 @@ impl<A> DeferredStep<'_, A> {
             }
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
             worker.make_updates(&residuals);
-            worker.outputs(&residuals, &sq);
+            worker.outputs(Set::New, &residuals, &sq);
             A::take_outputs(step, &worker);
             worker.leave_updates((self.ring, pending.len), tokens.count);
             A::finish(step, &worker, scales);
@@ -373,7 +373,12 @@ impl<A> DeferredStep<'_, A> {
             [Operand::Key, Operand::Query]
         }
         .map(|operand| self.operand::<B>(operand));
-        worker.products(key, query, |_, _, state| state)
+        worker.products(
+            key,
+            query,
+            Worker::<B, TILES16>::FRAGMENTS,
+            |_, _, state| state,
+        )
     }
 }
 

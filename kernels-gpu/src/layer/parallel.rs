@@ -419,7 +419,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
             let operand = match (part.of, set) {
                 (Qkv::Query, _) => TeamOperand::Query,
                 (_, Set::New) => TeamOperand::Key,
-                (_, Set::Previous) => TeamOperand::PreviousKey,
+                (_, Set::Previous | Set::Later) => TeamOperand::PreviousKey,
             };
             let halves = i % 8 / 4 * (2 * B::K) + i / 8 * 16;
             return Map::<B>::team_operand(operand, t) + halves + i % 4 * 4;
@@ -539,6 +539,8 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     /// x, window and taps of the thread's first channel, and of its second where it [`Layer::looks_ahead`].
     type Drafts = (RowTokens, [Drafts; 2]);
     type Scales = Scales;
+
+    const TAKES_SETS: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> &Slots {
@@ -703,7 +705,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         // SAFETY: the caller's promise; the cluster's blocks have met.
         unsafe {
             if c.has_norm == 0 {
-                worker.store_outputs(step.tokens.o, c.o_element, step.tokens.count);
+                worker.store_outputs(Set::New, step.tokens.o, c.o_element, step.tokens.count);
                 return;
             }
             sync_warp(FULL_MASK);

@@ -68,6 +68,15 @@ impl Run {
         self.first + (t as u64 * self.token as u64 + i as u64) * bytes_of(self.element) as u64
     }
 
+    /// The same from token `t` on.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn from(self, t: u32) -> Self {
+        Self {
+            first: self.at(t, 0),
+            ..self
+        }
+    }
+
     /// [`crate::constants::Element`] of the tensor.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn element(self) -> u32 {
@@ -125,6 +134,12 @@ impl Tokens {
         c.cu_seqlens_index != 0 && c.previous_tokens == 0 && self.count == 0
     }
 
+    /// Whether they are the tokens of this launch.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn are_new(&self) -> bool {
+        !self.are_previous
+    }
+
     /// The same tokens as the row's value head has them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_head(&self, c: &StepConstants, params: &StepParams, row: Row) -> Self {
@@ -158,6 +173,21 @@ impl Tokens {
             count,
             live,
             are_previous: false,
+        }
+    }
+
+    /// Those of them from token `t` on, at most `most`. Runs alone are theirs: the row starts where it did.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn from(&self, t: u32, most: u32) -> Self {
+        Self {
+            q: self.q.from(t),
+            k: self.k.from(t),
+            v: self.v.from(t),
+            g: self.g.from(t),
+            b: self.b.from(t),
+            o: self.o.from(t),
+            count: self.count.saturating_sub(t).min(most),
+            ..*self
         }
     }
 

@@ -1,9 +1,11 @@
 //! The tokens of one launch equal the tokens of several launches.
 
 use gated_delta::DType;
+use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::case::Case;
+use gated_delta_test_support::compare::check_everywhere;
 use gated_delta_test_support::layout::Layout;
-use gated_delta_test_support::problem::{Array, Change, Sizes, windows_mut};
+use gated_delta_test_support::problem::{Array, Change, Problem, Sizes, of_tokens, windows_mut};
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 use gated_delta_test_support::variants;
@@ -100,54 +102,143 @@ fn packed_rows_are_rows_of_their_own() {
         spec.slots.read = true;
     };
     law_of(Family::several(), adjust, |backend, spec| {
-        let problem = spec.problem();
-        let before = problem.case(&spec.form);
-        let together = backend.run(&before, None);
-        for (b, row) in before.rows().into_iter().enumerate() {
-            // Dense rows are never empty.
-            let Some(tokens) = row.tokens.filter(|tokens| !tokens.is_empty()) else {
-                continue;
-            };
-            let mut alone = problem.take_tokens(&tokens.clone().collect::<Vec<_>>());
-            alone.packed = None;
-            let of_row = |array: &Array| array.take(0, &[b]);
-            let alone = alone.each(|name, array| match name {
-                "snapshots" | "window_snapshots" => {
-                    *array = of_row(array).take(1, &vec![0; tokens.len()]);
-                }
-                "read_slots" | "write_slots" | "keep" | "fresh" => *array = of_row(array),
-                _ if name.starts_with("previous") => *array = of_row(array),
-                _ => {}
-            });
-            let alone = run(backend, &alone, &spec.form);
-            for (t, token) in tokens.enumerate() {
-                let o = together.bits(&together.o().entry(&[0, token]));
-                assert!(
-                    o == alone.bits(&alone.o().entry(&[0, t])),
-                    "o of row {b}, token {t}"
-                );
-                if together.snapshots.is_some() && row.live.is_some() {
-                    assert!(
-                        together.snapshot_bits(b, t) == alone.snapshot_bits(0, t),
-                        "the snapshot of row {b}, token {t} differs"
-                    );
-                    assert!(
-                        together.window_snapshot_bits(b, t) == alone.window_snapshot_bits(0, t),
-                        "the window after row {b}, token {t} differs"
-                    );
-                }
+        each_packed_row_is_alone(backend, spec, &spec.problem());
+    });
+}
+
+/// Checks that every row of a packed problem has the bits that it has alone, dense.
+fn each_packed_row_is_alone(backend: &Backend, spec: &Spec, problem: &Problem) {
+    let before = problem.case(&spec.form);
+    let together = backend.run(&before, None);
+    for (b, row) in before.rows().into_iter().enumerate() {
+        // Dense rows are never empty.
+        let Some(tokens) = row.tokens.filter(|tokens| !tokens.is_empty()) else {
+            continue;
+        };
+        let mut alone = problem.take_tokens(&tokens.clone().collect::<Vec<_>>());
+        alone.packed = None;
+        let of_row = |array: &Array| array.take(0, &[b]);
+        let alone = alone.each(|name, array| match name {
+            "snapshots" | "window_snapshots" => {
+                *array = of_row(array).take(1, &vec![0; tokens.len()]);
             }
-            for slot in row.live.iter().flat_map(|live| live.writes()) {
+            "read_slots" | "write_slots" | "keep" | "fresh" => *array = of_row(array),
+            _ if name.starts_with("previous") => *array = of_row(array),
+            _ => {}
+        });
+        let alone = run(backend, &alone, &spec.form);
+        for (t, token) in tokens.enumerate() {
+            let o = together.bits(&together.o().entry(&[0, token]));
+            assert!(
+                o == alone.bits(&alone.o().entry(&[0, t])),
+                "o of row {b}, token {t}"
+            );
+            if together.snapshots.is_some() && row.live.is_some() {
                 assert!(
-                    together.slot_bits(slot) == alone.slot_bits(slot),
-                    "slot {slot} of row {b} differs"
+                    together.snapshot_bits(b, t) == alone.snapshot_bits(0, t),
+                    "the snapshot of row {b}, token {t} differs"
                 );
                 assert!(
-                    together.slot_window_bits(slot) == alone.slot_window_bits(slot),
-                    "the window of row {b}, in slot {slot}, differs"
+                    together.window_snapshot_bits(b, t) == alone.window_snapshot_bits(0, t),
+                    "the window after row {b}, token {t} differs"
                 );
             }
         }
+        for slot in row.live.iter().flat_map(|live| live.writes()) {
+            assert!(
+                together.slot_bits(slot) == alone.slot_bits(slot),
+                "slot {slot} of row {b} differs"
+            );
+            assert!(
+                together.slot_window_bits(slot) == alone.slot_window_bits(slot),
+                "the window of row {b}, in slot {slot}, differs"
+            );
+        }
+    }
+}
+
+/// The families whose parallel formulation takes more than 8 tokens, in sets of 8.
+fn in_sets() -> Vec<Family> {
+    Family::which(|family| !family.is_recurrent() && family.max_tokens() > SET)
+}
+
+/// Tokens of a set.
+const SET: usize = 8;
+
+/// Lengths and numbers of kept tokens on both sides of a set.
+#[test]
+fn rows_may_end_on_both_sides_of_a_set() {
+    const LENGTHS: [usize; 7] = [0, 1, 7, 8, 9, 15, 16];
+    for family in in_sets() {
+        for previous in [None, Some(16)] {
+            let spec = Spec {
+                batch: LENGTHS.len(),
+                tokens: 16,
+                heads: 1,
+                ratio: 1,
+                slots: SlotChoice {
+                    read: true,
+                    ..SlotChoice::LIVE
+                },
+                previous,
+                ..Spec::plain(family)
+            };
+            let mut problem = spec.problem().packed();
+            let mut bounds = vec![0];
+            for length in LENGTHS {
+                bounds.push(bounds[bounds.len() - 1] + length as i64);
+            }
+            let packed = problem.packed.as_mut().expect("rows are packed");
+            packed.cu_seqlens = Array::indices(bounds);
+            if let Some(kept) = &mut problem.previous {
+                kept.keep = Array::indices(LENGTHS.iter().rev().map(|&keep| keep as i64));
+                let tensors = of_tokens(&mut kept.tokens).into_iter();
+                // Those that the drawn problem does not keep are NaN.
+                let unread = tensors.flat_map(|array| &mut array.values);
+                unread.filter(|x| x.is_nan()).for_each(|x| *x = 0.5);
+            }
+            check_everywhere(&problem.case(&spec.form), None);
+            for backend in backends() {
+                each_packed_row_is_alone(backend, &spec, &problem);
+            }
+        }
+    }
+}
+
+/// More than 8 tokens have the bits of a launch of the first 8 and one of the others.
+#[test]
+fn sets_are_as_many_launches() {
+    let adjust = |spec: &mut Spec| {
+        verify_in_place(spec);
+        named(spec);
+        spec.tokens = spec.tokens.max(SET + 1);
+    };
+    law_of(in_sets(), adjust, |backend, spec| {
+        let problem = spec.problem();
+        let together = run(backend, &problem, &spec.form);
+        let part = |problem: &Problem, from: usize, end: usize| {
+            problem.take_tokens(&(from..end).collect::<Vec<_>>())
+        };
+        let first = run(backend, &part(&problem, 0, SET), &spec.form);
+        let mut rest = part(&problem, SET, spec.tokens);
+        rest.pool.values = first.floats(&first.as_klast(&first.pool));
+        rest.fresh = None;
+        let rest = run(backend, &rest, &spec.form);
+        for b in 0..spec.batch {
+            for t in 0..spec.tokens {
+                let (of, at) = if t < SET {
+                    (&first, t)
+                } else {
+                    (&rest, t - SET)
+                };
+                let o = together.bits(&together.o().entry(&[b, t]));
+                assert!(
+                    o == of.bits(&of.o().entry(&[b, at])),
+                    "o of row {b}, token {t} differs"
+                );
+            }
+        }
+        assert!(together.state_bits() == rest.state_bits(), "states differ");
     });
 }
 

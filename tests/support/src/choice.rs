@@ -53,6 +53,11 @@ pub fn chosen(case: &Case) -> Formulation {
     let dtype = |view: &crate::buffer::View| case.buffers[view.buffer].dtype;
     let is_k_last = case.options.state_layout == StateLayout::KLast;
     let k_dim = case.pool.dims[if is_k_last { 3 } else { 2 }];
+    let is_f32 = dtype(&case.pool) == DType::F32;
+    let most_tokens = match is_f32 && heads_of_layer(&case.args).is_none() {
+        true => 16,
+        false => 8,
+    };
     let has_kernels = (k_dim == 128 || k_dim == 64 && case.gates.operator() == Operator::Gdn)
         && match dtype(&case.pool) {
             DType::Bf16 => is_k_last,
@@ -62,7 +67,7 @@ pub fn chosen(case: &Case) -> Formulation {
         }
         && case.snapshots.is_none()
         && case.token_slots.is_none()
-        && new.max(previous) <= 8;
+        && new.max(previous) <= most_tokens;
     let most = match case.gates.operator() {
         Operator::Kda => 4,
         Operator::Gdn => 8,

@@ -228,7 +228,9 @@ impl Family {
     pub fn max_tokens(self) -> usize {
         match (self.decode, self.formulation) {
             (true, _) => 1,
-            (_, Formulation::Parallel) => 8,
+            // More than 8 tokens together: f32 states without a convolution and a norm.
+            (_, Formulation::Parallel) if self.layer || self.state != DType::F32 => 8,
+            (_, Formulation::Parallel) => MAX_TOKENS,
             (_, Formulation::Recurrent) => MAX_TOKENS,
             // Prefills take any number. The simulator has time for 200.
             _ => 200,

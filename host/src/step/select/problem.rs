@@ -46,6 +46,8 @@ impl Problem {
             constants.blocks_of_singles(kind.v_dim)
         } else if kind.family.is_deferred() {
             constants.blocks_by_tokens()
+        } else if !kind.family.layer {
+            constants.blocks_of_drafts(machine)
         } else {
             constants.blocks_of_layer(machine, kind.state == DType::F32)
         }

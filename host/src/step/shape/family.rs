@@ -7,7 +7,6 @@ use crate::error::{Error, excludes};
 use crate::shapes::unsupported;
 use crate::step::args::{Formulation, MAX_TOKENS, StateLayout};
 use crate::step::argument::Argument;
-use crate::step::choice::MAX_PARALLEL_TOKENS;
 use crate::step::request::Request;
 use crate::tensor::DType;
 
@@ -61,17 +60,21 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
         &[(is_v_last && !is_f32, "a 16-bit v_last state")],
         "it is for f32 states and for 16-bit k_last states",
     )?;
-    up_to(
-        "T of the parallel formulation",
-        tokens,
-        MAX_PARALLEL_TOKENS,
-        "1 to 8, or any with Formulation::Chunked",
-    )?;
+    let most = request.max_parallel_tokens();
+    let [allowed, allowed_previous] = match most {
+        MAX_TOKENS => ["1 to 16, or any with Formulation::Chunked", "1 to 16"],
+        _ if is_f32 && request.pending.is_none() => [
+            "1 to 8 with a convolution or a norm, or any with Formulation::Chunked",
+            "1 to 8 with a convolution or a norm",
+        ],
+        _ => ["1 to 8, or any with Formulation::Chunked", "1 to 8"],
+    };
+    up_to("T of the parallel formulation", tokens, most, allowed)?;
     up_to(
         "T' of the parallel formulation",
         previous_tokens,
-        MAX_PARALLEL_TOKENS,
-        "1 to 8",
+        most,
+        allowed_previous,
     )?;
     if request.pending.is_some() {
         excludes(

@@ -349,6 +349,47 @@ fn the_most_tokens_that_may_come_decide() {
         let chosen = of(tokens, previous).chosen();
         assert_eq!(chosen, wanted, "T = {tokens}, T' = {previous}");
     }
+    // f32 states take 16 tokens, 8 with a convolution or a norm.
+    for layout in [StateLayout::KLast, StateLayout::VLast] {
+        for (tokens, previous, wanted, of_layer) in [
+            (8, 0, Parallel, Parallel),
+            (9, 0, Parallel, Recurrent),
+            (16, 0, Parallel, Recurrent),
+            (17, 0, Chunked, Chunked),
+            (3, 9, Parallel, Recurrent),
+            (16, 16, Parallel, Recurrent),
+            (0, 9, Parallel, Recurrent),
+            (0, 16, Parallel, Recurrent),
+        ] {
+            let plain = Launch { layout, ..OF_F32 };
+            let plain = Launch {
+                tokens,
+                previous,
+                ..plain
+            };
+            for (launch, wanted) in [
+                (plain, wanted),
+                (Launch { kda: true, ..plain }, wanted),
+                (
+                    Launch {
+                        conv: true,
+                        ..plain
+                    },
+                    of_layer,
+                ),
+            ] {
+                assert_eq!(launch.chosen(), wanted, "{launch:?}");
+                assert!(launch.check(wanted).is_ok(), "{launch:?}");
+            }
+            let norm = Launch {
+                norm: true,
+                ..plain
+            };
+            if tokens > 0 {
+                assert_eq!(norm.chosen(), of_layer, "{norm:?}");
+            }
+        }
+    }
     use OfPrefill::{Checkpoints, Positions, Workspace};
     for tokens in [1, 8, 16] {
         for it in [Positions, Checkpoints, Workspace] {

@@ -72,7 +72,24 @@ fn the_parallel_formulation_says_what_it_is_not_for() {
         stored: Stored::kv(nine(2), nine(4)),
         ..previous()
     });
+    let in_f32 = |tokens| {
+        let heads = |heads| tensor(Bf16, &[2, tokens, heads, 64]);
+        let mut args = gdn();
+        args.inputs = Inputs::qkv(heads(2), heads(2), heads(4));
+        args.states = States::update(tensor(F32, &[5, 4, 64, 64])).into();
+        args
+    };
+    let o = tensor(Bf16, &[2, 9, 4, 64]);
+    let normed = in_f32(9).norm(Norm::new(o, tensor(F32, &[64]), 1e-6));
     for (args, part) in [
+        (
+            in_f32(17),
+            "T of the parallel formulation = 17 is not supported: 1 to 16, or any",
+        ),
+        (
+            normed,
+            "T of the parallel formulation = 9 is not supported: 1 to 8 with a convolution or a norm",
+        ),
         (v_last, "a 16-bit v_last state"),
         (gdn().snapshots(snapshots()), "snapshots"),
         (token_slots(), "token_slots"),

@@ -1,7 +1,7 @@
 //! Convolution and norm around the recurrence of a block.
 
 use super::RowStep;
-use super::map::Block;
+use super::map::{Block, Map, Set};
 use super::worker::Worker;
 use crate::recurrent::slots::Slots;
 use crate::step::{StepConstants, StepParams};
@@ -13,6 +13,10 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     type Drafts;
     /// z and weight of a worker's elements of o.
     type Scales;
+
+    /// Whether a launch may have more than 8 new or previous tokens ([`super::sets`]). k, q and v are then given, and o is stored as it
+    /// is.
+    const TAKES_SETS: bool;
 
     /// The slots of the row's states.
     fn slots(&self) -> &Slots;
@@ -78,6 +82,8 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
     type Drafts = ();
     type Scales = ();
 
+    const TAKES_SETS: bool = Map::<B>::F32_STATE;
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> &Slots {
         &self.0
@@ -118,7 +124,7 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>) {
-        worker.store_outputs(step.tokens.o, step.c.o_element, step.tokens.count);
+        worker.store_outputs(Set::New, step.tokens.o, step.c.o_element, step.tokens.count);
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]

@@ -103,7 +103,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if !made {
                 self.store_f32(TeamOperand::Key, key, inputs.keys, keys, 0.0, count);
             }
-            if !made && let Set::New = set {
+            if !made && set.has_queries() {
                 let queries = |raw: Raw<8>| raw.to_f32(c.q_element);
                 let raw = inputs.queries;
                 self.store_f32(TeamOperand::Query, Operand::Query, raw, queries, 0.0, count);
@@ -115,14 +115,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             // Those of a state that waits are tame already: it has a ring of them.
             if !B::WAITS && !made && Self::are_wild(c, set, inputs) {
                 self.tame_stored(key, c.k_element);
-                if let Set::New = set {
+                if set.has_queries() {
                     self.tame_stored(Operand::Query, c.q_element);
                 }
             }
             meeting::workers::<B>();
             if !B::WAITS && made && A::has_made_large(step) {
                 self.tame_made(step, key);
-                if let Set::New = set {
+                if set.has_queries() {
                     self.tame_made(step, Operand::Query);
                 }
                 meeting::workers::<B>();
@@ -176,7 +176,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn columns(&self, set: Set, pair: u32, (advances, made): (bool, bool)) {
         let lane = thread_idx_x() % Self::TEAM;
-        let is_new = matches!(set, Set::New);
+        let is_new = set.has_queries();
         let keys = match set {
             Set::Previous if made => TeamOperand::PreviousKey,
             _ => TeamOperand::Key,

@@ -26,6 +26,14 @@ pub struct Gates {
 }
 
 impl GateInputs {
+    /// Of no token.
+    pub const NONE: Self = Self(RawGates {
+        g: Raw([0]),
+        b: Raw([0]),
+        a_log: 0.0,
+        dt_bias: Raw([0]),
+    });
+
     /// Nothing is read of tokens past the `there` first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(

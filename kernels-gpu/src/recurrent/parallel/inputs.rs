@@ -33,6 +33,7 @@ impl RawTokens {
 }
 
 /// Tokens of a set as they lie in memory.
+#[derive(Clone, Copy)]
 pub struct Inputs {
     pub keys: RawTokens,
     /// Zeros of previous tokens, which have no q.
@@ -42,6 +43,17 @@ pub struct Inputs {
     pub values: RawValues,
     /// Tokens of the set.
     pub count: u32,
+}
+
+impl Inputs {
+    /// No tokens.
+    pub const NONE: Self = Self {
+        keys: RawTokens::NONE,
+        queries: RawTokens::NONE,
+        gates: RawTokens::NONE,
+        values: RawValues(Raw([0; 8])),
+        count: 0,
+    };
 }
 
 /// 8 rows of S of one token's v as they lie in memory.
@@ -70,10 +82,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32, made: bool) -> Inputs {
         let of_qkv = if made { 0 } else { there };
+        let of_queries = if tokens.are_new() { of_qkv } else { 0 };
         Inputs {
             keys: self.load_tokens(set.key(), tokens.k, of_qkv),
             queries: match set {
-                Set::New => self.load_tokens(Operand::Query, tokens.q, of_qkv),
+                Set::New | Set::Later => self.load_tokens(set.query(), tokens.q, of_queries),
                 Set::Previous => RawTokens::NONE,
             },
             gates: if B::PER_CHANNEL {
@@ -125,7 +138,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// call it; behind the stores, lest loads wait for it that are not needed here.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn are_wild(c: &StepConstants, set: Set, inputs: &Inputs) -> bool {
-        let is_new = matches!(set, Set::New);
+        let is_new = set.has_queries();
         let f16 = Element::F16 as u32;
         if c.l2norm == 0 || c.k_element == f16 && (!is_new || c.q_element == f16) {
             return false;
@@ -261,7 +274,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         count: u32,
     ) {
         let element = match operand {
-            Operand::Query => c.q_element,
+            Operand::Query | Operand::LaterQuery => c.q_element,
             _ => c.k_element,
         };
         each!(turn in 0..Self::TURNS => {
@@ -421,14 +434,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Map::<B>::values(set, self.warp) + t * Map::<B>::VALUE_ROW + row * bytes_of(element)
     }
 
-    /// Stores the outputs of the `count` first tokens that lie, in f32, in the place of the new tokens' values. All
-    /// lanes of the warp call it.
+    /// Stores the outputs of the `count` first tokens of `set` that lie, in f32, in the place of its values. All lanes of the warp
+    /// call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_outputs(&self, run: Run, element: u32, count: u32) {
+    pub unsafe fn store_outputs(&self, set: Set, run: Run, element: u32, count: u32) {
         sync_warp(FULL_MASK);
         let (t, row) = self.value_place();
         if t < count {
-            let place = self.value_address(Set::New, t, row, Element::F32 as u32);
+            let place = self.value_address(set, t, row, Element::F32 as u32);
             let [a, b, c, d] = load_shared_b128(place);
             let [e, f, g, h] = load_shared_b128(place + 16);
             let o = [a, b, c, d, e, f, g, h].map(f32::from_bits);

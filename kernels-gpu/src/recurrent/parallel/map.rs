@@ -14,6 +14,7 @@
 //! | `WEIGHTS` | 4 · 256 | states that wait: products of pending tokens with k and q, 8 × 8 f32 each | workers | workers, after a barrier |
 //! | `LATE` | 2 · 2 · 8 · ROW | KDA's states that wait: k and q with the decays of the pending tokens too | teams | workers, after their barrier |
 //! | `LOG_DECAYS` | 16 · 4 K | KDA's states that wait: log α of pending tokens, then e to those of the tokens behind each | workers | workers, after a barrier |
+//! | `BYTES` | 2 · 8 · ROW | GDN, more than 8 new or previous tokens: q of every other 8, as the tokens | workers | all, after a barrier |
 //!
 //! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds the j-th two of the 8 channels of lane 4r + c,
 //! so that `load_matrices` gives this lane all 8 of token r. They are the channels that the lane holds of a row of S
@@ -52,6 +53,8 @@ pub enum Operand {
     LateKey = 5,
     /// KDA's states that wait: q with the decays of the pending tokens too.
     LateQuery = 6,
+    /// Queries of [`Set::Later`], behind all else. Its number gives it the loaders of [`Self::Query`].
+    LaterQuery = 7,
 }
 
 /// KDA's tokens as f32 in shared memory, for the teams.
@@ -65,21 +68,44 @@ pub enum TeamOperand {
     PreviousKey = 3,
 }
 
-/// The tokens of this launch, or those of the last step.
+/// Up to 8 tokens: those of this launch, or those of the last step. Where either are more than 8 ([`super::sets`]), sets are taken in
+/// turns as [`Self::New`] and as [`Self::Later`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Set {
     New = 0,
     Previous = 1,
+    /// Every other set of a launch of more than 8 tokens, in the place of the previous tokens.
+    Later = 3,
 }
 
 impl Set {
+    /// Its place among the two of a map.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn place(self) -> u32 {
+        self as u32 % 2
+    }
+
     /// Its keys.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn key(self) -> Operand {
         match self {
             Self::New => Operand::Key,
-            Self::Previous => Operand::PreviousKey,
+            Self::Previous | Self::Later => Operand::PreviousKey,
         }
+    }
+
+    /// Its queries; previous tokens have none.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn query(self) -> Operand {
+        match self {
+            Self::New | Self::Previous => Operand::Query,
+            Self::Later => Operand::LaterQuery,
+        }
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn has_queries(self) -> bool {
+        !matches!(self, Self::Previous)
     }
 }
 
@@ -195,6 +221,9 @@ impl<B: Block> Map<B> {
         Self::LOWS + Self::BYTES_OF_LOWS
     };
 
+    /// More bytes where a launch has more than 8 new or previous tokens: [`Operand::LaterQuery`].
+    pub const BYTES_OF_SETS: u32 = if B::PER_CHANNEL { 0 } else { 2 * Self::PART };
+
     /// Token 0 of an operand; the part that bf16 does not hold lies `LOW` behind.
     pub fn operand(operand: Operand) -> u32 {
         let offset = match operand {
@@ -203,6 +232,7 @@ impl<B: Block> Map<B> {
             Operand::Step | Operand::LaterPendingKey => Self::STEP,
             Operand::LateKey => Self::LATE,
             Operand::LateQuery => Self::LATE + 2 * Self::PART,
+            Operand::LaterQuery => Self::BYTES,
             _ => 2 * operand as u32 * Self::PART,
         };
         dynamic_shared_mem() + offset
@@ -224,12 +254,12 @@ impl<B: Block> Map<B> {
     }
 
     pub fn solution(set: Set) -> Solution {
-        Solution(dynamic_shared_mem() + Self::SOLUTIONS + set as u32 * 640)
+        Solution(dynamic_shared_mem() + Self::SOLUTIONS + set.place() * 640)
     }
 
     /// Token 0 of the values of `warp`.
     pub fn values(set: Set, warp: u32) -> u32 {
-        dynamic_shared_mem() + Self::VALUES + warp * Self::OF_WARP + set as u32 * Self::SET
+        dynamic_shared_mem() + Self::VALUES + warp * Self::OF_WARP + set.place() * Self::SET
     }
 
     /// 16 bytes, the `chunk`-th, of row `row` of the tiles of `warp`, of a K-last state. Odd rows have their halves of 4 chunks
@@ -295,7 +325,7 @@ impl<B: Block> Map<B> {
     /// tokens 0 .. 4, so that words 24 .. 26 hold q · q of both columns' tokens, and with f16 states 26 .. 28 |Γ ⊙ q|² and
     /// 16 .. 18 |Γ ⊙ k|².
     pub fn pair(set: Set, pair: u32) -> u32 {
-        dynamic_shared_mem() + Self::COLUMNS + (set as u32 * 4 + pair) * 128
+        dynamic_shared_mem() + Self::COLUMNS + (set.place() * 4 + pair) * 128
     }
 
     /// p_s · k_t.

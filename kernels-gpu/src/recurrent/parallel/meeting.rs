@@ -1,6 +1,6 @@
 //! Where workers and solver wait for each other, and for no more than they need: workers go on once they have left their
 //! tokens to the solver, and the solver once it has left its solution to the workers. Each barrier but that of the
-//! workers is met once in a launch.
+//! workers is met once in a launch, or in turns by every other set ([`super::sets`]).
 
 use super::map::{Block, Set};
 use crate::device::thread::{arrive_at_barrier, sync_barrier};
@@ -26,23 +26,23 @@ pub fn workers<B: Block>() {
 /// hazards where a warp arrives at one barrier and then waits at another.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn leave_tokens<B: Block>(set: Set) {
-    arrive_at_barrier(TOKENS + set as u32, block::<B>());
+    arrive_at_barrier(TOKENS + set.place(), block::<B>());
 }
 
 /// Solver: waits for the tokens of `set`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn take_tokens<B: Block>(set: Set) {
-    sync_barrier(TOKENS + set as u32, block::<B>());
+    sync_barrier(TOKENS + set.place(), block::<B>());
 }
 
 /// Solver: the workers may read the solution of `set`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn leave_solution<B: Block>(set: Set) {
-    arrive_at_barrier(SOLUTIONS + set as u32, block::<B>());
+    arrive_at_barrier(SOLUTIONS + set.place(), block::<B>());
 }
 
 /// Workers: waits for the solution of `set`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn take_solution<B: Block>(set: Set) {
-    sync_barrier(SOLUTIONS + set as u32, block::<B>());
+    sync_barrier(SOLUTIONS + set.place(), block::<B>());
 }

@@ -7,6 +7,7 @@ pub(crate) mod gates;
 pub(crate) mod inputs;
 pub(crate) mod map;
 pub(crate) mod meeting;
+mod sets;
 pub(crate) mod solver;
 pub(crate) mod state;
 mod state_f32;
@@ -28,12 +29,13 @@ use crate::state::{StateElement, Tile};
 use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
-use map::{Block, Map, Operand, Set};
+use map::{Block, Map, Operand, Set, TOKENS};
+use sets::run_sets;
 use state::{StateRows, mask};
 use worker::Worker;
 
-/// Up to 8 tokens and 8 previous ones, on K-last states of 16 bits or f32 states of either layout: `WARPS` warps of `TILES16` tiles
-/// of 16 rows of S, and the solver.
+/// Up to 8 tokens and 8 previous ones on K-last states of 16 bits, up to 16 and 16 on f32 states of either layout: `WARPS` warps of
+/// `TILES16` tiles of 16 rows of S, and the solver.
 pub struct Parallel<G, S, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<(G, S)>,
 );
@@ -61,7 +63,15 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
 {
     type Params = StepParams;
     type Constants = StepConstants;
-    const DESCRIPTION: Description = description::<Self>(Family::PARALLEL, Map::<Self>::BYTES);
+    const DESCRIPTION: Description = Description {
+        // [`StepConstants::blocks_of_drafts`]
+        min_blocks_by_constant: Map::<Self>::F32_STATE,
+        shared_of_sets: match Map::<Self>::F32_STATE {
+            true => Map::<Self>::BYTES_OF_SETS,
+            false => 0,
+        },
+        ..description::<Self>(Family::PARALLEL, Map::<Self>::BYTES)
+    };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &StepParams) {
@@ -93,9 +103,20 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
             B::V.is_multiple_of(B::WARPS * B::ROWS),
             "whole tiles of rows of S"
         );
+        assert!(
+            !A::TAKES_SETS || TILES16 == 1,
+            "a warp's zeros of 16 tokens are one to a lane"
+        );
+        assert!(
+            !A::TAKES_SETS || Map::<B>::BYTES + Map::<B>::BYTES_OF_SETS <= 99 * 1024,
+            "shared memory that every GPU has"
+        );
     }
     let tile = B::WARPS * B::ROWS;
     clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
+    if A::TAKES_SETS && (c.tokens > TOKENS || c.previous_tokens > TOKENS) {
+        return run_sets::<B, A, TILES16>(c, params, row, around);
+    }
     let step = RowStep {
         around,
         tokens: Tokens::new(&c, params, row),
@@ -328,6 +349,7 @@ impl<A> RowStep<'_, A> {
             let [sk, sq] = worker.products(
                 operand(Operand::Key),
                 operand(Operand::Query),
+                Worker::<B, TILES16>::FRAGMENTS,
                 |tile, fragment, state| match &advanced {
                     Some(advance) => {
                         let next =
@@ -344,7 +366,7 @@ impl<A> RowStep<'_, A> {
             };
             meeting::take_solution::<B>(Set::New);
             let residuals = worker.residuals(Set::New, &sk, c.v_element);
-            worker.outputs(&residuals, &sq);
+            worker.outputs(Set::New, &residuals, &sq);
             A::take_outputs(self, &worker);
             if c.update_state != 0 {
                 let advance = advance(Set::New, &residuals, Operand::Key, u32::MAX);

@@ -3,7 +3,7 @@
 
 use super::fragments::{TokenFragment, Tokens8};
 use super::gates::{GateInputs, Gates};
-use super::map::{Block, Map, Operand, Set};
+use super::map::{Block, Map, Set};
 use crate::device::float::{exp2, fma, rsqrt};
 use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b64,
@@ -53,18 +53,19 @@ impl Gram {
     unsafe fn of_tokens<B: Block>(c: &StepConstants, set: Set) -> Self {
         let is_f16 = c.state_f16 != 0;
         let keys = Tokens8::new::<B>(set.key(), c.k_element, is_f16);
-        let queries = Tokens8::new::<B>(Operand::Query, c.q_element, is_f16);
+        let queries = Tokens8::new::<B>(set.query(), c.q_element, is_f16);
         // A sum for each fragment: four short chains instead of a long one.
         let (mut with_keys, mut with_queries) =
             ([[0.0; 4]; MOST_FRAGMENTS], [[0.0; 4]; MOST_FRAGMENTS]);
         each!(fragment in 0..(B::K / 32) as usize => {
             let k = keys.fragment(fragment);
-            let q = match set {
-                Set::New => queries.fragment(fragment),
-                Set::Previous => TokenFragment::NONE,
+            let q = if set.has_queries() {
+                queries.fragment(fragment)
+            } else {
+                TokenFragment::NONE
             };
             with_keys[fragment] = k.gram(with_keys[fragment], k, q);
-            if let Set::New = set {
+            if set.has_queries() {
                 with_queries[fragment] = q.gram(with_queries[fragment], k, q);
             }
         });
@@ -82,9 +83,10 @@ impl Gram {
             let scale = f32::from_bits(c.scale);
             let load = |address| f32::from_bits(load_shared_b32(address));
             let key_norm = load(Map::<B>::lacks(set.key(), t));
-            let query_norm = match set {
-                Set::New => load(Map::<B>::lacks(Operand::Query, t)) * scale,
-                Set::Previous => scale,
+            let query_norm = if set.has_queries() {
+                load(Map::<B>::lacks(set.query(), t)) * scale
+            } else {
+                scale
             };
             return Self::with_norms([keys, queries], [key_norm, query_norm], [1.0; 2]);
         }
@@ -191,7 +193,7 @@ unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, 
             exp2(last - gates.decay) * key_norm
         };
         store_shared_b32(solution.step_factors() + place, step.to_bits());
-        if let Set::New = set {
+        if set.has_queries() {
             store_shared_b32(solution.query_factors() + place, query_factor.to_bits());
         }
         if t == 7 {
@@ -223,7 +225,7 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
     });
     let place = 8 * lane_id();
     store_shared_b64(Map::<B>::predictions() + place, predictions);
-    if let Set::New = set {
+    if set.has_queries() {
         store_shared_b64(Map::<B>::scores() + place, scores);
     }
 }
@@ -257,7 +259,7 @@ unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
             }
         });
         store_column(solution.delta(), t);
-        if let Set::New = set {
+        if set.has_queries() {
             let mut w = [0.0; 8];
             each!(i in 0..8 => {
                 let scores = load_row(Map::<B>::scores(), i);

@@ -69,6 +69,16 @@ pub(crate) trait StateRows: StateElement {
         next: Self::Fragment,
     );
 
+    /// Leaves a fragment of a tile where [`Self::load`] finds it.
+    ///
+    /// # Safety
+    /// The warp's copies of the state have been waited for.
+    unsafe fn leave<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        at: (usize, usize),
+        next: Self::Fragment,
+    );
+
     /// Stores two neighbouring fragments of a tile, from `pair` · 2. All lanes of the warp call it.
     ///
     /// # Safety
@@ -212,6 +222,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
+    /// Leaves a fragment of a tile where [`Self::state`] finds it.
+    ///
+    /// # Safety
+    /// The warp's copies of the state have been waited for.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn leave_fragment(&self, tile: usize, fragment: usize, next: StateFragment<B>) {
+        B::State::leave(self, (tile, fragment), next);
+    }
+
     /// Stores a fragment of a tile.
     ///
     /// # Safety
@@ -256,18 +275,6 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
         let chunk = 4 * fragment as u32 + lane_id() % 4;
         Map::<B>::state(self.warp, row, chunk)
-    }
-
-    /// Leaves a fragment where [`Self::state`] finds it.
-    ///
-    /// # Safety
-    /// The warp's copies of the state have been waited for.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn leave_fragment(&self, tile: usize, fragment: usize, next: Fragment) {
-        each!(half in 0..2 => {
-            // SAFETY: the caller's promise; the fragment is this lane's alone.
-            unsafe { store_shared_b128(self.fragment(tile, fragment, half), next[half]) };
-        });
     }
 }
 
@@ -353,6 +360,18 @@ impl StateRows for B16 {
             let [a, b, c, d] = next[half];
             let row = worker.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
             head.store::<Self>(share, row, [a, b, c, d, 0, 0, 0, 0]);
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        (tile, fragment): (usize, usize),
+        next: Fragment,
+    ) {
+        each!(half in 0..2 => {
+            // SAFETY: the caller's promise; the fragment is this lane's alone.
+            unsafe { store_shared_b128(worker.fragment(tile, fragment, half), next[half]) };
         });
     }
 

@@ -10,7 +10,7 @@ use super::state::StateRows;
 use super::worker::Worker;
 use crate::device::global::store_state_b32;
 use crate::device::shared::{
-    copy_async_b128, load_shared_b32, load_shared_b128, store_shared_b128,
+    copy_async_b128, load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::warp::lane_id;
 use crate::math::each::each;
@@ -43,6 +43,22 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
     fn place((tile, fragment): (usize, usize), half: usize, i: usize) -> (u32, u32) {
         let channel = lane_share(fragment).first + lane_share(fragment).column::<F32>(i);
         (channel, (16 * tile + 8 * half) as u32 + lane_id() / 4)
+    }
+
+    /// Address in shared memory of element `i` of this lane's part of a fragment of a V-last state, in rows 8 `half` + r of a tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn word(&self, at: (usize, usize), half: usize, i: usize) -> u32 {
+        let (channel, row) = Self::place(at, half, i);
+        let place = Map::<B>::state_of_channel(self.warp, channel, row / VECTOR);
+        place + row % VECTOR * 4
+    }
+
+    /// Address in shared memory of elements 4 `i` .. of this lane's part of a fragment of a K-last state, in row 8 `half` + r of a tile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn vector_of(&self, (tile, fragment): (usize, usize), half: usize, i: usize) -> u32 {
+        let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
+        let chunk = 8 * fragment as u32 + 4 * i as u32 + lane_id() % 4;
+        Map::<B>::state(self.warp, row, chunk)
     }
 }
 
@@ -93,15 +109,11 @@ impl StateRows for F32 {
         each!(half in 0..2 => {
             if worker.v_last {
                 each!(i in 0..8 => {
-                    let (channel, row) = Worker::<B, TILES16>::place((tile, fragment), half, i);
-                    let place = Map::<B>::state_of_channel(worker.warp, channel, row / VECTOR);
-                    state[half][i] = load_shared_b32(place + row % VECTOR * 4);
+                    state[half][i] = load_shared_b32(worker.word((tile, fragment), half, i));
                 });
             } else {
                 each!(i in 0..2 => {
-                    let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
-                    let chunk = 8 * fragment as u32 + 4 * i as u32 + lane_id() % 4;
-                    let words = load_shared_b128(Map::<B>::state(worker.warp, row, chunk));
+                    let words = load_shared_b128(worker.vector_of((tile, fragment), half, i));
                     each!(word in 0..4 => state[half][4 * i + word] = words[word]);
                 });
             }
@@ -164,6 +176,27 @@ impl StateRows for F32 {
             } else {
                 let row = worker.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
                 head.store::<Self>(lane_share(fragment), row, next[half].map(f32::to_bits));
+            }
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn leave<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        at: (usize, usize),
+        next: [[f32; 8]; 2],
+    ) {
+        each!(half in 0..2 => {
+            let words = next[half].map(f32::to_bits);
+            // SAFETY: the caller's promise; the words are this lane's alone.
+            unsafe {
+                if worker.v_last {
+                    each!(i in 0..8 => store_shared_b32(worker.word(at, half, i), words[i]));
+                } else {
+                    let [a, b, c, d, e, f, g, h] = words;
+                    store_shared_b128(worker.vector_of(at, half, 0), [a, b, c, d]);
+                    store_shared_b128(worker.vector_of(at, half, 1), [e, f, g, h]);
+                }
             }
         });
     }

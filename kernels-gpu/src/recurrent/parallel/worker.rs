@@ -67,7 +67,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         products
     }
 
-    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and fragment of S₀.
+    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and fragment of S₀. [`Self::FRAGMENTS`] is the number of
+    /// `fragments`.
     ///
     /// # Safety
     /// As [`Self::key_products`]'s.
@@ -76,11 +77,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         &self,
         keys: Tokens8,
         queries: Tokens8,
+        fragments: usize,
         state: impl Fn(usize, usize, StateFragment<B>) -> StateFragment<B>,
     ) -> [Products<TILES16>; 2] {
         Self::wait_for_state();
         let (mut sk, mut sq) = ([[0.0; 4]; TILES16], [[0.0; 4]; TILES16]);
-        each!(fragment in 0..Self::FRAGMENTS => {
+        each!(fragment in 0..fragments => {
             let (k, q) = (keys.fragment(fragment), queries.fragment(fragment));
             each!(tile in 0..TILES16 => {
                 let s = state(tile, fragment, self.state(tile, fragment));
@@ -121,10 +123,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         residuals
     }
 
-    /// (d): o of the new tokens, from v − S k̂ and S · qᵀ, put in the place of their values. All lanes of the warp call it.
+    /// (d): o of the tokens of `set`, from v − S k̂ and S · qᵀ, put in the place of their values. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn outputs(&self, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
-        let solution = Map::<B>::solution(Set::New);
+    pub unsafe fn outputs(&self, set: Set, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
+        let solution = Map::<B>::solution(set);
         let f32s = Element::F32 as u32;
         // SAFETY: the caller's promise; o takes the place of v once every lane has read its own.
         unsafe {
@@ -137,7 +139,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 let o = residuals[tile].times(o, weights);
                 each!(i in 0..4 => {
                     let (t, row) = Self::place_of(tile, i);
-                    store_shared_b32(self.value_address(Set::New, t, row, f32s), o[i].to_bits());
+                    store_shared_b32(self.value_address(set, t, row, f32s), o[i].to_bits());
                 });
             });
         }

@@ -188,7 +188,7 @@ pub fn of_commit() -> Vec<Rule> {
     #[rustfmt::skip]
     const CHANGES: &[(Change, Message)] = &[
         (|args| args.update_state = false, ["a commit and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
-        (|args| args.options.formulation = Formulation::Parallel, ["T' of the parallel formulation = 9", "not supported: 1 to 8", ""]),
+        (|args| { args.options.formulation = Formulation::Parallel; args.previous.iter_mut().for_each(|kept| kept.tokens.k = tensor(Bf16, &[2, 17, 2, 64])) }, ["T' of the parallel formulation = 17", "not supported: 1 to 16", ""]),
         (|args| args.options.null_slot = Some(u32::MAX), ["null_slot", "below 2^32 - 1", "got 4294967295"]),
     ];
     all(tensors, CHANGES)

@@ -1,0 +1,299 @@
+//! More than 8 new or previous tokens: sets of 8, one after the other, the previous ones first. S stays in shared memory, and is advanced
+//! there by a set before the next one meets it.
+//!
+//! Results have the bits of as many launches of one set each. GDN's solver is a set ahead: a set is stored while the one before it is
+//! computed. KDA's teams have room for one set.
+
+use super::fragments::Tokens8;
+use super::gates::GateInputs;
+use super::inputs::Inputs;
+use super::map::{Block, Operand, Set, TOKENS};
+use super::state::mask;
+use super::worker::Worker;
+use super::{Around, RowStep, meeting, solver};
+use crate::constants::Element;
+use crate::device::thread::thread_idx_x;
+use crate::device::unknown;
+use crate::math::each::each;
+use crate::recurrent::tokens::Tokens;
+use crate::row::Row;
+use crate::state::{Head, Shape};
+use crate::step::{StepConstants, StepParams};
+
+/// Sets of so many tokens.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn sets_of(tokens: u32) -> u32 {
+    tokens.div_ceil(TOKENS)
+}
+
+/// Where set `i` lies.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn set<B: Block>(i: u32) -> Set {
+    if B::PER_CHANNEL || i.is_multiple_of(2) {
+        Set::New
+    } else {
+        Set::Later
+    }
+}
+
+/// The body of a launch that may have more than 8 new or previous tokens.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(super) unsafe fn run_sets<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
+    c: StepConstants,
+    params: &StepParams,
+    row: Row,
+    around: A,
+) {
+    let step = RowStep {
+        around,
+        tokens: Tokens::new(&c, params, row),
+        previous: if c.previous_tokens != 0 {
+            Some(Tokens::previous(&c, params, row))
+        } else {
+            None
+        },
+        c,
+        params,
+        row,
+    };
+    if thread_idx_x() / 32 == B::WARPS {
+        step.solve_sets::<B, TILES16>();
+    } else {
+        step.work_sets::<B, TILES16>();
+    }
+}
+
+impl<A> RowStep<'_, A> {
+    /// All sets.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn sets(&self) -> u32 {
+        sets_of(self.c.previous_tokens) + sets_of(self.c.tokens)
+    }
+
+    /// The tokens of set `i`, and how many there are to be read; none of those behind the last.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn set(&self, i: u32) -> (Tokens, u32) {
+        let of_previous = sets_of(self.c.previous_tokens);
+        let (tokens, there, first) = match &self.previous {
+            Some(previous) if i < of_previous => (previous, self.c.previous_tokens, i),
+            _ => (&self.tokens, self.tokens.count, i - of_previous),
+        };
+        let first = TOKENS * first;
+        let there = there.saturating_sub(first).min(TOKENS);
+        (tokens.from(first, TOKENS), there)
+    }
+
+    /// The row's value head, and the shape of its state.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn head<B: Block>(&self) -> (u32, Shape) {
+        let shape = match self.c.state_v_last {
+            0 => [B::V, B::K],
+            _ => [B::K, B::V],
+        };
+        (self.row.hv, shape)
+    }
+
+    /// Whether the launch leaves a live row as it is: one without tokens, whose state stays where it is.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn is_idle<B: Block, const TILES16: usize>(&self) -> bool
+    where
+        A: Around<B, TILES16>,
+    {
+        let (c, slots, head) = (&self.c, self.around.slots(), self.head::<B>());
+        let start = slots.start::<B::State>(c, self.params, head);
+        let write = slots.write::<B::State>(c, self.params, head);
+        let moves = c.update_state != 0 && (slots.is_fresh() || start.address != write.address);
+        self.tokens.are_none(c) && !moves
+    }
+
+    /// As [`Self::solve`], set by set.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn solve_sets<B: Block, const TILES16: usize>(&self)
+    where
+        A: Around<B, TILES16>,
+    {
+        let (c, mut gates, mut count, mut i) = (&self.c, GateInputs::NONE, 0, 0);
+        // Each turn loads the gates of a set, and solves the one before it.
+        while i < self.sets() + 1 {
+            // So that no turn is a copy of its own.
+            let at = unknown(i);
+            let (tokens, there) = self.set(at);
+            let next = GateInputs::load::<B>(c, self.params, self.row, &tokens, there);
+            if at == 0 && (!self.live() || self.is_idle::<B, TILES16>()) {
+                return;
+            }
+            if at >= 1 {
+                let set = set::<B>(at - 1);
+                meeting::take_tokens::<B>(set);
+                solver::solve::<B>(c, gates, set, count);
+                meeting::leave_solution::<B>(set);
+            }
+            (gates, count) = (next, tokens.count);
+            i += 1;
+        }
+    }
+
+    /// Whether a set is loaded while another one is computed. KDA, and accesses to single elements, have no registers left for a set
+    /// meanwhile.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn loads_early<B: Block>(&self) -> bool {
+        !B::PER_CHANNEL && self.c.wide_io != 0
+    }
+
+    /// As [`Self::work`], set by set. The state of a row without tokens goes through all of them, as it is.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn work_sets<B: Block, const TILES16: usize>(&self)
+    where
+        A: Around<B, TILES16>,
+    {
+        let c = &self.c;
+        let worker = Worker::<B, TILES16>::new(c, self.row.tile);
+        let (of_previous, sets) = (sets_of(c.previous_tokens), self.sets());
+        // How many turns behind its loads a set is computed: GDN's solver works meanwhile.
+        let behind = if B::PER_CHANNEL { 1 } else { 2 };
+        // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its reads.
+        unsafe {
+            let slots = self.around.slots();
+            let write = slots.write::<B::State>(c, self.params, self.head::<B>());
+            let is_early = self.loads_early::<B>();
+            let mut inputs = Inputs::NONE;
+            // Each turn loads a set, stores the one before it, and computes one that is stored. Sets that are not loaded early are
+            // loaded in the turn that stores them.
+            let mut i = 0;
+            while i < sets + behind {
+                // So that no turn is a copy of its own.
+                let at = unknown(i);
+                let loaded = if is_early { at } else { at.saturating_sub(1) };
+                let (tokens, there) = self.set(loaded);
+                let decay_inputs = if B::PER_CHANNEL {
+                    Some(worker.load_decay_inputs(c, self.params, self.row, there))
+                } else {
+                    None
+                };
+                let next = worker.load_inputs(set::<B>(loaded), &tokens, there, false);
+                if at == 0 && !self.live() {
+                    let tokens = &self.tokens;
+                    worker.zero_outputs(tokens.o, c.o_element, tokens.count);
+                    return;
+                }
+                if at == 0 && self.is_idle::<B, TILES16>() {
+                    return;
+                }
+                if at == u32::from(is_early) {
+                    let start = slots.start::<B::State>(c, self.params, self.head::<B>());
+                    worker.copy_state(start, slots.is_fresh());
+                }
+                let stored = if is_early { inputs } else { next };
+                if at >= 1 && at <= sets {
+                    let set = set::<B>(at - 1);
+                    meeting::workers::<B>();
+                    if let Some(decay_inputs) = &decay_inputs {
+                        worker.prepare(self, set, &stored, decay_inputs, (true, false));
+                    } else {
+                        self.store_set(&worker, set, &stored);
+                    }
+                }
+                inputs = next;
+                if at >= behind {
+                    let at = at - behind;
+                    let stays = at + 1 < sets;
+                    let is_written = if c.previous_tokens != 0 {
+                        at + 1 == of_previous
+                    } else {
+                        c.update_state != 0 && !stays
+                    };
+                    self.compute_set(&worker, at, (stays, is_written), write);
+                }
+                i += 1;
+            }
+        }
+    }
+
+    /// Computes set `i`, which is stored: the outputs of new tokens, and the state behind it, which `stays` for the next set, or is
+    /// written to `write`, or both.
+    ///
+    /// # Safety
+    /// The head is a live state.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn compute_set<B: Block, const TILES16: usize>(
+        &self,
+        worker: &Worker<B, TILES16>,
+        i: u32,
+        (stays, is_written): (bool, bool),
+        write: Head,
+    ) {
+        let c = &self.c;
+        let ((tokens, _), set) = (self.set(i), set::<B>(i));
+        let operand = |operand| {
+            let element = match operand {
+                _ if B::PER_CHANNEL => Element::F32 as u32,
+                Operand::Query | Operand::LaterQuery => c.q_element,
+                _ => c.k_element,
+            };
+            Tokens8::new::<B>(operand, element, false)
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (key, query) = (operand(set.key()), operand(set.query()));
+            let fragments = unknown(Worker::<B, TILES16>::FRAGMENTS as u32) as usize;
+            let [sk, sq] = worker.products(key, query, fragments, |_, _, state| state);
+            meeting::take_solution::<B>(set);
+            let residuals = worker.residuals(set, &sk, c.v_element);
+            if tokens.are_new() {
+                worker.outputs(set, &residuals, &sq);
+                worker.store_outputs(set, tokens.o, c.o_element, tokens.count);
+            }
+            if !stays && !is_written {
+                return;
+            }
+            let keys = if B::PER_CHANNEL {
+                operand(Operand::Step)
+            } else {
+                key
+            };
+            let moved = mask(tokens.count != 0);
+            let advance = worker.advance_by(set, &residuals, keys, moved);
+            let fragments = unknown(Worker::<B, TILES16>::FRAGMENTS as u32) as usize;
+            each!(fragment in 0..fragments => {
+                each!(tile in 0..TILES16 => {
+                    let state = worker.state(tile, fragment);
+                    let next =
+                        Worker::<B, TILES16>::advance_fragment(&advance, tile, fragment, state);
+                    if stays {
+                        worker.leave_fragment(tile, fragment, next);
+                    }
+                    if is_written {
+                        worker.store_fragment(write, tile, fragment, next);
+                    }
+                });
+            });
+        }
+    }
+
+    /// Stores GDN's tokens of a set, which the solver may then read.
+    ///
+    /// # Safety
+    /// Nobody reads of the set before in its place.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_set<B: Block, const TILES16: usize>(
+        &self,
+        worker: &Worker<B, TILES16>,
+        set: Set,
+        inputs: &Inputs,
+    ) {
+        let c = &self.c;
+        let (key, query) = (set.key(), set.query());
+        // SAFETY: the caller's promise.
+        unsafe {
+            worker.store_tokens(c, key, inputs.keys, inputs.count);
+            worker.store_tokens(c, query, inputs.queries, inputs.count);
+            if Worker::<B, TILES16>::are_wild(c, set, inputs) {
+                worker.tame_stored(key, c.k_element);
+                worker.tame_stored(query, c.q_element);
+            }
+            worker.store_values(set, inputs, c.v_element);
+            meeting::workers::<B>();
+            meeting::leave_tokens::<B>(set);
+        }
+    }
+}
