@@ -532,13 +532,13 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
         if *symbol == "GD_BLOCKS_PER_SM" {
             return entry.min_blocks_by_constant();
         }
-        if *symbol == "GD_SPLIT" {
-            // A scan of 64 rows of a state by warpgroups, with K = V = 128, takes rows in splits.
+        if ["GD_SPLIT", "GD_PASS"].contains(symbol) {
+            // A scan of 64 rows of a state by warpgroups, with K = V = 128, takes rows in splits, in two passes.
             let has_splits =
                 entry.takes_warpgroups() && entry.computes().is_some_and(|it| it.k == 128);
             return match prefill {
                 Some(Stage::Chain) => has_splits && entry.tiles() == 2,
-                of => of == Some(Stage::Carry),
+                of => of == Some(Stage::Carry) && *symbol == "GD_SPLIT",
             };
         }
         let has = |parts: &[&str]| parts.iter().any(|part| symbol.contains(part));

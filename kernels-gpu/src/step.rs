@@ -146,10 +146,10 @@ pub struct PrefillParams {
     pub turns: u32,
     /// Not 0: rows of one token are another launch's, behind the chain.
     pub has_singles: u32,
-    /// [`Pass`](crate::prefill::split::Pass) of a chain over rows in splits.
-    pub pass: u32,
     /// Most splits of a row.
     pub splits: u32,
+    /// 0: the size is a multiple of 8 bytes.
+    pub padding: u32,
 }
 
 /// Parameters of a kernel whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.
@@ -386,6 +386,8 @@ constants! {
         checkpoint_every = "GD_CHECKPOINT_EVERY",
         /// Tokens of a sequence from one split to the next, a multiple of 64; 0: rows are not split.
         split = "GD_SPLIT",
+        /// [`Pass`](crate::prefill::split::Pass) of a chain over rows in splits.
+        pass = "GD_PASS",
         /// N, the most tokens of a slot that are pending; 0: states do not wait.
         pending = "GD_PENDING",
         /// R, entries of a ring, more than N.

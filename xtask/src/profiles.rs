@@ -136,6 +136,7 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_CHECKPOINT_INDEX",  [1,         0,         2,         0,         3,         0]),
     ("GD_CHECKPOINT_EVERY",  [64,        0,         128,       0,         2048,      0]),
     ("GD_SPLIT",             [0,         2048,      0,          64,        0,          192]),
+    ("GD_PASS",              [0,         1,         0,          0,         0,          1]),
     ("GD_PENDING",           [8,         8,         4,         8,         1,         8]),
     ("GD_RING",              [9,         16,        5,         9,         2,         9]),
     ("GD_KEYS_ELEMENT",      [1,         0,         2,         1,         0,         2]),

@@ -3,11 +3,12 @@
 use std::mem::MaybeUninit;
 
 use bytemuck::bytes_of;
+use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::launch::LaunchShape;
 
 use super::args::Formulation;
 use super::argument::Argument;
-use super::plan::Plan;
+use super::plan::{Compiled, Plan};
 use super::problem::Problem;
 use super::request::{Request, Sort};
 use super::schedule::{Launch, Sequence};
@@ -91,10 +92,7 @@ impl Library {
     }
 
     /// Every kernel that is selected for these problems at some batch size, compiled in parallel. Empty in the simulator.
-    pub(super) fn functions(
-        &self,
-        problems: &[Problem],
-    ) -> Result<Vec<(Entry, RawFunction)>, Error> {
+    pub(super) fn functions(&self, problems: &[Problem]) -> Result<Vec<Compiled>, Error> {
         if self.context().is_none() {
             return Ok(Vec::new());
         }
@@ -102,16 +100,19 @@ impl Library {
         let mut kernels = Vec::new();
         for problem in problems {
             let entries = problem.entries(self.gpu()).into_iter();
-            kernels.extend(entries.map(|entry| (problem, entry)));
+            let passes = entries.flat_map(|entry| problem.passes(entry));
+            kernels.extend(passes.map(|of| (problem, of)));
         }
-        on_threads(&kernels, |&(problem, entry)| {
-            let shared_bytes = problem.shared_bytes(entry);
-            let function = self.function(entry, problem.words(), shared_bytes)?;
-            Ok((entry, function))
+        on_threads(&kernels, |&(problem, (entry, pass))| {
+            let (constants, shared_bytes) =
+                (problem.constants_of(pass), problem.shared_bytes(entry));
+            let function = self.function(entry, constants.words(), shared_bytes)?;
+            Ok(((entry, pass), function))
         })
     }
 
-    /// Registers and memory of every variant of `work`, each compiled for these arguments.
+    /// Registers and memory of every variant of `work`, each compiled for these arguments. Of a prefill in splits the scan is there
+    /// twice, for both of its passes.
     ///
     /// # Errors
     /// The errors of [`Library::prewarm`]; [`Error::Unsupported`] in the simulator, which compiles nothing.
@@ -124,9 +125,13 @@ impl Library {
         let lengths = request.lengths();
         let mut variants: Vec<Entry> = problem.variants(&lengths).collect();
         variants.extend(problem.beside(&lengths).all());
-        on_threads(&variants, |&entry| {
-            let shared_bytes = problem.shared_bytes(entry);
-            let resources = self.function_resources(entry, problem.words(), shared_bytes)?;
+        let kernels: Vec<_> = (variants.into_iter())
+            .flat_map(|entry| problem.passes(entry))
+            .collect();
+        on_threads(&kernels, |&(entry, pass)| {
+            let (constants, shared_bytes) =
+                (problem.constants_of(pass), problem.shared_bytes(entry));
+            let resources = self.function_resources(entry, constants.words(), shared_bytes)?;
             Ok((entry, resources))
         })
     }
@@ -272,8 +277,9 @@ impl Library {
         let launches = problem.launches(entry, &lengths, self.gpu(), on_gpu);
         if on_gpu {
             // All kernels are compiled before any is enqueued, so that a failure leaves no partial launch.
-            let launches = launches.try_map(|entry| {
-                self.function(entry, problem.words(), problem.shared_bytes(entry))
+            let launches = launches.try_map(|entry, pass| {
+                let constants = problem.constants_of(pass);
+                self.function(entry, constants.words(), problem.shared_bytes(entry))
             })?;
             let sequence = launches.sequence();
             if problem.is_chunked() {
@@ -291,9 +297,9 @@ impl Library {
         let (tensors, mut parameter) = (request.tensors(), request.parameter());
         for launch in launches.in_order() {
             let (entry, shape) = (launch.of, launch.shape);
-            let (words, bytes) = (problem.words(), parameter.bytes(&launch));
+            let (constants, bytes) = (problem.constants_of(launch.pass), parameter.bytes(&launch));
             // SAFETY: as above.
-            unsafe { self.launch_entry(stream, entry, words, shape, bytes, &tensors) }?;
+            unsafe { self.launch_entry(stream, entry, constants.words(), shape, bytes, &tensors) }?;
         }
         Ok(())
     }

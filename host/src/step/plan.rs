@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::LaunchShape;
+use gated_delta_kernels::prefill::split::Pass;
 use gated_delta_kernels::step::LayerParams;
 
 use super::args::Formulation;
@@ -53,7 +54,7 @@ pub struct Plan {
     library: Library,
     problem: Problem,
     /// Every kernel that is selected at some batch size. Empty in the simulator.
-    functions: Vec<(Entry, RawFunction)>,
+    functions: Vec<Compiled>,
     /// Kernels by B. Empty for a prefill.
     by_rows: Vec<ByRows<RawFunction>>,
     /// The launches of the last rows, for a prefill.
@@ -68,6 +69,9 @@ struct OfLengths {
     launches: Sequence<RawFunction>,
 }
 
+/// A compiled kernel of a problem, and what it is of.
+pub(super) type Compiled = ((Entry, Pass), RawFunction);
+
 impl Plan {
     pub(super) fn new(library: &Library, problem: Problem) -> Result<Self, Error> {
         let functions = library.functions(std::slice::from_ref(&problem))?;
@@ -81,7 +85,7 @@ impl Plan {
         if library.context().is_some() && !problem.is_chunked() {
             let compiled = |step: ByRows<Entry>| {
                 let lengths = Lengths::of_rows(step.last);
-                let of = plan.function(step.of, &lengths).ok()?;
+                let of = plan.function((step.of, Pass::Output), &lengths).ok()?;
                 let ByRows { last, shape, .. } = step;
                 Some(ByRows { last, of, shape })
             };
@@ -120,11 +124,11 @@ impl Plan {
         let gpu = self.library.gpu();
         let entry = self.problem.entry(lengths, gpu)?;
         let launches = self.problem.launches(entry, lengths, gpu, true);
-        launches.try_map(|entry| self.function(entry, lengths))
+        launches.try_map(|entry, pass| self.function((entry, pass), lengths))
     }
 
-    fn function(&self, entry: Entry, lengths: &Lengths) -> Result<RawFunction, Error> {
-        let planned = self.functions.iter().find(|(planned, _)| *planned == entry);
+    fn function(&self, of: (Entry, Pass), lengths: &Lengths) -> Result<RawFunction, Error> {
+        let planned = self.functions.iter().find(|(planned, _)| *planned == of);
         match planned {
             Some((_, function)) => Ok(*function),
             None if self.library.context().is_none() => Err(nothing_compiled()),

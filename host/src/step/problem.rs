@@ -1,13 +1,11 @@
 //! The problem: everything that a launch is compiled for.
 
-use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::machine;
+use gated_delta_kernels::prefill::split::Pass;
 use gated_delta_kernels::prefill::workspace::leaves_tokens;
 use gated_delta_kernels::step::StepConstants;
 
 use super::kind::Kind;
-use crate::Entry;
-use crate::kernel::Kernel;
 
 /// Everything that a launch is compiled for: all but the addresses, B, P and the `total` of packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,12 +45,11 @@ impl Problem {
         u64::from(self.value_heads()) * elements * self.kind.state.size_of() as u64
     }
 
-    /// The load-time constants, as words.
-    pub fn words(&self) -> &[u32] {
-        self.constants.words()
-    }
-
-    pub fn kernel(&self, entry: Entry) -> Kernel {
-        Kernel::new(entry, self.constants)
+    /// The load-time constants of a launch in `pass`.
+    pub fn constants_of(&self, pass: Pass) -> StepConstants {
+        StepConstants {
+            pass: pass as u32,
+            ..self.constants
+        }
     }
 }

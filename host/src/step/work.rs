@@ -9,6 +9,7 @@ use super::gpu::{Gpu, MEASURED_ON};
 use super::request::{Phase, Request};
 use crate::Entry;
 use crate::error::Error;
+use crate::kernel::Kernel;
 use crate::library::unproved;
 use crate::raw::Recipe;
 use crate::tensor::Memory;
@@ -114,7 +115,8 @@ impl Request<'_> {
             return Err(unproved(entry));
         }
         let launches = problem.launches(entry, &lengths, gpu, true);
-        let launches = launches.try_map(|entry| Ok(problem.kernel(entry)))?;
+        let launches =
+            launches.try_map(|entry, pass| Ok(Kernel::new(entry, problem.constants_of(pass))))?;
         Ok(Recipe::new(launches, self.parameter()))
     }
 

@@ -217,6 +217,24 @@ pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f3
     nothing_runs()
 }
 
+pub unsafe fn warpgroup_by_first<const K: u32>(a: &[u32; 32], image: u32) -> [f32; 32] {
+    let _ = (a, image);
+    nothing_runs()
+}
+
+pub fn warpgroup_settle_only(sums: &mut [f32; 32]) {
+    let _ = sums;
+    nothing_runs()
+}
+
+pub unsafe fn warpgroup_add_alone<const K: u32, const TOKENS: u32>(
+    sums: &mut [f32; 64],
+    product: (&[u32; 16], u32),
+) {
+    let _ = (sums, product);
+    nothing_runs()
+}
+
 pub unsafe fn warpgroup_by_triangle(a: &[u32; 16], triangle: u32) -> [f32; 32] {
     let _ = (a, triangle);
     nothing_runs()

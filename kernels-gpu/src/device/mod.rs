@@ -235,6 +235,27 @@ pub mod warpgroup {
         Pending(unsafe { backend::warpgroup_by_both::<K>(a, image) })
     }
 
+    /// The first sums of [`by_both`], which [`only`] waits for; zeros in place of the others.
+    ///
+    /// # Safety
+    /// As [`by_both`]'s.
+    #[inline(always)]
+    pub unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
+        // SAFETY: the caller's promise.
+        Pending([
+            unsafe { backend::warpgroup_by_first::<K>(a, image) },
+            [0.0; 32],
+        ])
+    }
+
+    /// The first sums when they are there, where the others are not under way.
+    #[inline(always)]
+    pub fn only(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
+        let [mut first, second] = pending.0;
+        backend::warpgroup_settle_only(&mut first);
+        [first, second]
+    }
+
     /// The first sums of [`by_both`] when they are there, and those that are still under way.
     #[inline(always)]
     pub fn first(pending: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
@@ -282,6 +303,20 @@ pub mod warpgroup {
     ) -> Pending<[f32; 64]> {
         // SAFETY: the caller's promise.
         unsafe { backend::warpgroup_add::<K, TOKENS>(&mut sums, (a, image), d, (x, triangle)) };
+        Pending(sums)
+    }
+
+    /// [`add`] without X Y.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub unsafe fn add_alone<const K: u32, const TOKENS: u32>(
+        mut sums: [f32; 64],
+        (a, image): (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]> {
+        // SAFETY: the caller's promise.
+        unsafe { backend::warpgroup_add_alone::<K, TOKENS>(&mut sums, (a, image)) };
         Pending(sums)
     }
 

@@ -10,8 +10,9 @@ use core::arch::{asm, global_asm, nvptx};
 #[path = "ptx_warpgroup.rs"]
 mod warpgroup;
 pub use warpgroup::{
-    warpgroup_add, warpgroup_by_both, warpgroup_by_triangle, warpgroup_settle,
-    warpgroup_settle_first, warpgroup_settle_two,
+    warpgroup_add, warpgroup_add_alone, warpgroup_by_both, warpgroup_by_first,
+    warpgroup_by_triangle, warpgroup_settle, warpgroup_settle_first, warpgroup_settle_only,
+    warpgroup_settle_two,
 };
 
 global_asm!(".extern .shared .align 16 .b8 dynamic_shared_memory[];");

@@ -70,11 +70,11 @@ macro_rules! settle {
 }
 
 /// Defines `by_both` for a K: both halves of an image by the same words of `a`, each step of 16 channels `accumulates, offset of the
-/// first half, of the second, words`.
+/// first half, of the second, words`; and the same of the first half alone.
 macro_rules! by_both {
-    ($name:ident $words:literal $($steps:tt)*) => {
+    ($name:ident $first_name:ident $words:literal $($steps:tt)*) => {
         by_both! {
-            @lists $name $words
+            @lists $name $first_name $words
             [
                 d0 0 d1 1 d2 2 d3 3 d4 4 d5 5 d6 6 d7 7 d8 8 d9 9 d10 10 d11 11 d12 12 d13 13 d14 14 d15 15 d16 16 d17
                 17 d18 18 d19 19 d20 20 d21 21 d22 22 d23 23 d24 24 d25 25 d26 26 d27 27 d28 28 d29 29 d30 30 d31 31
@@ -87,16 +87,16 @@ macro_rules! by_both {
         }
     };
     (
-        @lists $name:ident $words:literal [$($d:ident $di:literal)*] [$($q:ident $qi:literal)*]
+        @lists $name:ident $first_name:ident $words:literal [$($d:ident $di:literal)*] [$($q:ident $qi:literal)*]
         $($accumulates:literal $first:literal $second:literal [$($a:ident $ai:literal)*];)*
     ) => {
         by_both! {
-            @products $name $words [$($d)*] [$($q)*] [$($d $di)*] [$($q $qi)*] [$($($a $ai)*)*]
+            @products $name $first_name $words [$($d)*] [$($q)*] [$($d $di)*] [$($q $qi)*] [$($($a $ai)*)*]
             $($accumulates $first $second [$($a)*];)*
         }
     };
     (
-        @products $name:ident $words:literal $d:tt $q:tt $of_d:tt $of_q:tt $of_a:tt
+        @products $name:ident $first_name:ident $words:literal $d:tt $q:tt $of_d:tt $of_q:tt $of_a:tt
         $($accumulates:literal $first:literal $second:literal $a:tt;)*
     ) => {
         #[inline(always)]
@@ -113,11 +113,24 @@ macro_rules! by_both {
             }
             [d, q]
         }
+
+        #[inline(always)]
+        unsafe fn $first_name(a: [u32; $words], b: u32) -> [f32; 32] {
+            let mut d = [0.0f32; 32];
+            multiply! {
+                group "8" { $("m64n64k16" $d $accumulates $a b + $first 0;)* }
+                pending 1
+                out d $of_d
+                in a $of_a
+                shared b
+            }
+            d
+        }
     };
 }
 
 by_both! {
-    both_k128 32
+    both_k128 first_k128 32
     "from_zero" 0 64 [a0 0 a1 1 a2 2 a3 3];
     "on" 256 320 [a4 4 a5 5 a6 6 a7 7];
     "on" 512 576 [a8 8 a9 9 a10 10 a11 11];
@@ -129,7 +142,7 @@ by_both! {
 }
 
 by_both! {
-    both_k96 24
+    both_k96 first_k96 24
     "from_zero" 0 64 [a0 0 a1 1 a2 2 a3 3];
     "on" 256 320 [a4 4 a5 5 a6 6 a7 7];
     "on" 512 576 [a8 8 a9 9 a10 10 a11 11];
@@ -139,7 +152,7 @@ by_both! {
 }
 
 by_both! {
-    both_k64 16
+    both_k64 first_k64 16
     "from_zero" 0 64 [a0 0 a1 1 a2 2 a3 3];
     "on" 256 320 [a4 4 a5 5 a6 6 a7 7];
     "on" 512 576 [a8 8 a9 9 a10 10 a11 11];
@@ -173,13 +186,13 @@ unsafe fn multiply_triangle(a: [u32; 16], b: u32) -> [f32; 32] {
     d
 }
 
-/// Defines, for a K, the sums of a triangle's products with an image that are added to `sums`, and the wait behind which no product is
-/// under way.
+/// Defines, for a K, the sums of tokens' products with an image that are added to `sums`, with those of a triangle and without, and the
+/// wait behind which no product is under way.
 macro_rules! accumulate {
-    ($name:ident $settle:ident $count:literal $shape:literal [$($s:ident $i:literal)*]) => {
-        accumulate! { @products $name $settle $count $shape [$($s)*] [$($s $i)*] }
+    ($name:ident $alone:ident $settle:ident $count:literal $shape:literal [$($s:ident $i:literal)*]) => {
+        accumulate! { @products $name $alone $settle $count $shape [$($s)*] [$($s $i)*] }
     };
-    (@products $name:ident $settle:ident $count:literal $shape:literal $s:tt $of_s:tt) => {
+    (@products $name:ident $alone:ident $settle:ident $count:literal $shape:literal $s:tt $of_s:tt) => {
         #[inline(always)]
         unsafe fn $name<const TOKENS: u32>(
             sums: &mut [f32; $count],
@@ -219,6 +232,23 @@ macro_rules! accumulate {
         }
 
         #[inline(always)]
+        unsafe fn $alone<const TOKENS: u32>(sums: &mut [f32; $count], (a, b): ([u32; 16], u32)) {
+            multiply! {
+                group "{apart}" {
+                    $shape $s "on" [a0 a1 a2 a3] b + 0 1;
+                    $shape $s "on" [a4 a5 a6 a7] b + 16 1;
+                    $shape $s "on" [a8 a9 a10 a11] b + 32 1;
+                    $shape $s "on" [a12 a13 a14 a15] b + 48 1;
+                }
+                pending 1
+                inout sums $of_s
+                in a [a0 0 a1 1 a2 2 a3 3 a4 4 a5 5 a6 6 a7 7 a8 8 a9 9 a10 10 a11 11 a12 12 a13 13 a14 14 a15 15]
+                shared b
+                constant apart TOKENS
+            }
+        }
+
+        #[inline(always)]
         unsafe fn $settle(sums: &mut [f32; $count]) {
             settle! { pending 0 sums $of_s }
         }
@@ -226,7 +256,7 @@ macro_rules! accumulate {
 }
 
 accumulate! {
-    accumulate_k128 settle_k128 64 "m64n128k16" [
+    accumulate_k128 add_k128 settle_k128 64 "m64n128k16" [
         s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16 s17 17 s18
         18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31 s32 32 s33 33
         s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45 s46 46 s47 47 s48 48 s49
@@ -235,7 +265,7 @@ accumulate! {
 }
 
 accumulate! {
-    accumulate_k96 settle_k96 48 "m64n96k16" [
+    accumulate_k96 add_k96 settle_k96 48 "m64n96k16" [
         s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16 s17 17 s18
         18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31 s32 32 s33 33
         s34 34 s35 35 s36 36 s37 37 s38 38 s39 39 s40 40 s41 41 s42 42 s43 43 s44 44 s45 45 s46 46 s47 47
@@ -243,7 +273,7 @@ accumulate! {
 }
 
 accumulate! {
-    accumulate_k64 settle_k64 32 "m64n64k16" [
+    accumulate_k64 add_k64 settle_k64 32 "m64n64k16" [
         s0 0 s1 1 s2 2 s3 3 s4 4 s5 5 s6 6 s7 7 s8 8 s9 9 s10 10 s11 11 s12 12 s13 13 s14 14 s15 15 s16 16 s17 17 s18
         18 s19 19 s20 20 s21 21 s22 22 s23 23 s24 24 s25 25 s26 26 s27 27 s28 28 s29 29 s30 30 s31 31
     ]
@@ -320,6 +350,25 @@ pub unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f3
 }
 
 #[inline(always)]
+pub unsafe fn warpgroup_by_first<const K: u32>(a: &[u32; 32], image: u32) -> [f32; 32] {
+    let image = operand(image, 2048);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match K {
+            128 => first_k128(*a, image),
+            96 => first_k96(first(a), image),
+            _ => first_k64(first(a), image),
+        }
+    }
+}
+
+#[inline(always)]
+pub fn warpgroup_settle_only(sums: &mut [f32; 32]) {
+    // SAFETY: all threads of the group come, as they have to the products.
+    unsafe { settle_k64(sums) }
+}
+
+#[inline(always)]
 pub fn warpgroup_settle_first(sums: &mut [f32; 32]) {
     // SAFETY: all threads of the group come, as they have to the products.
     unsafe { settle_first(sums) }
@@ -357,6 +406,30 @@ pub unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
             _ => {
                 let mut own = first(sums);
                 accumulate_k64::<TOKENS>(&mut own, b, d, triangle);
+                put_first(sums, own);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub unsafe fn warpgroup_add_alone<const K: u32, const TOKENS: u32>(
+    sums: &mut [f32; 64],
+    (a, image): (&[u32; 16], u32),
+) {
+    let b = (*a, operand(image, 128));
+    // SAFETY: the caller's promise.
+    unsafe {
+        match K {
+            128 => add_k128::<TOKENS>(sums, b),
+            96 => {
+                let mut own = first(sums);
+                add_k96::<TOKENS>(&mut own, b);
+                put_first(sums, own);
+            }
+            _ => {
+                let mut own = first(sums);
+                add_k64::<TOKENS>(&mut own, b);
                 put_first(sums, own);
             }
         }

@@ -299,6 +299,13 @@ pub(super) fn let_next_begin() {}
 
 pub(super) fn wait_for_previous() {}
 
+pub(super) fn warpgroup_settle_only(_: &mut [f32; 32]) {}
+
+pub(super) unsafe fn warpgroup_by_first<const K: u32>(a: &[u32; 32], image: u32) -> [f32; 32] {
+    needs_hopper("wgmma");
+    current(|block| block.by_channels(&a[..K as usize / 4], image))
+}
+
 pub(super) fn warpgroup_settle_first(_: &mut [f32; 32]) {}
 
 pub(super) unsafe fn warpgroup_by_both<const K: u32>(a: &[u32; 32], image: u32) -> [[f32; 32]; 2] {
@@ -327,6 +334,14 @@ pub(super) unsafe fn warpgroup_add<const K: u32, const TOKENS: u32>(
         block.add_by_tokens(&mut sums[..K as usize / 2], a, image, TOKENS);
         block.add_by_triangle(d, x, triangle);
     });
+}
+
+pub(super) unsafe fn warpgroup_add_alone<const K: u32, const TOKENS: u32>(
+    sums: &mut [f32; 64],
+    (a, image): (&[u32; 16], u32),
+) {
+    needs_hopper("wgmma");
+    current(|block| block.add_by_tokens(&mut sums[..K as usize / 2], a, image, TOKENS));
 }
 
 macro_rules! global_memory {

@@ -258,8 +258,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             const { Self::DESCRIPTION.tiles },
         );
         // Of rows in splits, for the pass that makes o.
-        let is_first =
-            params.first_chunk == 0 && (!M::SPLITS || params.pass == Pass::Output as u32);
+        let is_first = params.first_chunk == 0 && (!M::SPLITS || c.pass == Pass::Output as u32);
         if WALKS && is_first {
             let of_heads = (1, 0);
             chain::Chain::<G, M, K, V, GROUPS>::clear_rest(&c, params, of_block, of_heads);
@@ -267,7 +266,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let mut turn = of_block.b;
         let mut progress = chain::Progress::NONE;
         loop {
-            let part = Part::of_turn(M::SPLITS, params, turn);
+            let part = Part::of_turn(M::SPLITS, (&c, params), turn);
             let b = row_in_turn(&c, params, part.turn);
             if b == NO_ROW {
                 break;
@@ -279,7 +278,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             if span.live {
                 let place = Place::load(&c, &params.layer, b);
                 let own = if M::SPLITS && place.live() && span.count > 0 {
-                    part.of(&c, params, &span)
+                    part.of(&c, &span)
                 } else {
                     span
                 };

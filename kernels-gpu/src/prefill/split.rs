@@ -18,7 +18,7 @@ use super::workspace::{behind_units, leaves_tokens, tokens_bytes};
 use crate::math::power::divided_long;
 use crate::step::{PrefillParams, StepConstants};
 
-/// What a chain over rows in splits makes, as [`PrefillParams::pass`].
+/// What a chain over rows in splits makes, as [`StepConstants::pass`].
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
@@ -46,7 +46,11 @@ pub struct Part {
 impl Part {
     /// The part of a turn of a chain's grid.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn of_turn(is_split: bool, params: &PrefillParams, turn: u32) -> Self {
+    pub fn of_turn(
+        is_split: bool,
+        (c, params): (&StepConstants, &PrefillParams),
+        turn: u32,
+    ) -> Self {
         if !is_split {
             return Self {
                 turn,
@@ -54,7 +58,7 @@ impl Part {
                 is_transition: false,
             };
         }
-        let (half, is_transition) = if params.pass == Pass::Transition as u32 {
+        let (half, is_transition) = if c.pass == Pass::Transition as u32 {
             (turn / 2, is_transition(turn))
         } else {
             (turn, false)
@@ -68,9 +72,9 @@ impl Part {
 
     /// The tokens of a row's part that the pass works; none if there is nothing to make of it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn of(&self, c: &StepConstants, params: &PrefillParams, row: &Span) -> Span {
+    pub fn of(&self, c: &StepConstants, row: &Span) -> Span {
         let mut own = row.split(c.split, self.i);
-        let is_made = params.pass == Pass::Output as u32
+        let is_made = c.pass == Pass::Output as u32
             || row.ends_split(c.split, self.i)
                 && !(self.is_transition && is_direct(self.i, own.count));
         if !is_made {

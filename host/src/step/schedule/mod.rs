@@ -59,7 +59,7 @@ impl<T> Launch<T> {
         // Only the scan reads `turns`.
         params.turns = self.shape.grid[2];
         params.has_singles = self.has_singles.into();
-        (params.pass, params.splits) = (self.pass as u32, self.splits);
+        params.splits = self.splits;
     }
 }
 
@@ -99,8 +99,8 @@ impl<T> Beside<T> {
 /// The launches for transitions and states of rows in splits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Splits<T> {
-    /// Launch shape of the scan for transitions.
-    pub transitions: LaunchShape,
+    /// The scan for transitions: the main entry with the constants of [`Pass::Transition`].
+    pub transitions: (T, LaunchShape),
     pub carry: (T, LaunchShape),
 }
 
@@ -195,8 +195,9 @@ impl<T: Copy> Launches<T> {
                 );
             }
             if let Some(splits) = &self.beside.splits {
-                launch(main.0, splits.transitions, segment, Pass::Transition);
-                launch(splits.carry.0, splits.carry.1, segment, Pass::Output);
+                let (transitions, carry) = (splits.transitions, splits.carry);
+                launch(transitions.0, transitions.1, segment, Pass::Transition);
+                launch(carry.0, carry.1, segment, Pass::Output);
             }
             launch(main.0, main.1, segment, Pass::Output);
             if next == 0 {
@@ -218,9 +219,10 @@ impl<T: Copy> Launches<T> {
         self.sequence().iter().copied().collect()
     }
 
-    /// The same launches, with each entry replaced by the result of `f`.
-    pub fn try_map<U>(self, f: impl Fn(T) -> Result<U, Error>) -> Result<Launches<U>, Error> {
-        let with = |(of, shape): (T, LaunchShape)| Ok::<_, Error>((f(of)?, shape));
+    /// The same launches, with each entry replaced by the result of `f` for its pass.
+    pub fn try_map<U>(self, f: impl Fn(T, Pass) -> Result<U, Error>) -> Result<Launches<U>, Error> {
+        let of_pass = |(of, shape): (T, LaunchShape), pass| Ok::<_, Error>((f(of, pass)?, shape));
+        let with = |launch| of_pass(launch, Pass::Output);
         let Beside {
             convolve,
             prepare,
@@ -230,7 +232,7 @@ impl<T: Copy> Launches<T> {
         } = self.beside;
         let with_splits = |splits: Splits<T>| {
             Ok::<_, Error>(Splits {
-                transitions: splits.transitions,
+                transitions: of_pass(splits.transitions, Pass::Transition)?,
                 carry: with(splits.carry)?,
             })
         };

@@ -101,8 +101,8 @@ impl Request<'_> {
             end_chunk: ALL_CHUNKS,
             turns: rows,
             has_singles: 0,
-            pass: 0,
             splits: 0,
+            padding: 0,
             layer: self.params,
         }
     }

@@ -151,7 +151,7 @@ impl Problem {
         beside.splits = carry.map(|carry| {
             let [x, y] = [carry.tiles() * self.constants.ratio, self.constants.h];
             Splits {
-                transitions: of_pass(2, overlaps),
+                transitions: (entry, of_pass(2, overlaps)),
                 carry: (carry, self.shape_of(carry, [x, y, lengths.rows])),
             }
         });

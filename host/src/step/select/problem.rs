@@ -1,6 +1,7 @@
 //! The kernels of a problem for rows of given lengths.
 
 use gated_delta_kernels::launch::Computes;
+use gated_delta_kernels::prefill::split::Pass;
 
 use crate::Entry;
 use crate::error::Error;
@@ -107,5 +108,13 @@ impl Problem {
         let beside = self.kind.beside(self.constants.taps > 0);
         let carry = self.kind.carry().filter(|_| self.constants.split != 0);
         entries.into_iter().chain(beside).chain(carry).collect()
+    }
+
+    /// The passes that an entry is launched for: two of a scan over rows in splits.
+    pub fn passes(&self, entry: Entry) -> impl Iterator<Item = (Entry, Pass)> + use<> {
+        let has_transitions = self.constants.split != 0 && takes_splits(entry);
+        let transition = has_transitions.then_some(Pass::Transition);
+        let passes = [Some(Pass::Output), transition].into_iter().flatten();
+        passes.map(move |pass| (entry, pass))
     }
 }

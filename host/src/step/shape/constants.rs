@@ -2,6 +2,7 @@
 
 use gated_delta_kernels::constants::{Element, Index};
 use gated_delta_kernels::machine;
+use gated_delta_kernels::prefill::split::Pass;
 use gated_delta_kernels::step::StepConstants;
 
 use super::Shape;
@@ -163,6 +164,8 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
             true => options.split.unwrap_or(0),
             false => 0,
         },
+        // A launch has its own.
+        pass: Pass::Output as u32,
         pending: found.rings.most,
         ring: found.rings.entries,
         keys_element: element(pending.map(|[keys, ..]| keys)),

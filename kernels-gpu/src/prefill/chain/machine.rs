@@ -38,6 +38,15 @@ pub trait Machine {
     /// As there.
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]>;
 
+    /// [`warpgroup::by_first`]
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]>;
+
+    /// [`warpgroup::only`]
+    fn only(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2];
+
     /// [`warpgroup::first`]
     fn first(products: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>);
 
@@ -65,6 +74,15 @@ pub trait Machine {
         other: (&[u32; 16], u32),
     ) -> Pending<[f32; 64]>;
 
+    /// [`warpgroup::add_alone`]
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn add_alone<const K: u32, const TOKENS: u32>(
+        sums: [f32; 64],
+        product: (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]>;
+
     /// [`warpgroup::settle`]
     fn settle<const K: u32>(sums: Pending<[f32; 64]>) -> [f32; 64];
 }
@@ -86,6 +104,16 @@ impl<const SPLITS: bool> Machine for Hopper<SPLITS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         warpgroup::by_both::<K>(a, image)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
+        warpgroup::by_first::<K>(a, image)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn only(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
+        warpgroup::only(products)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -118,6 +146,14 @@ impl<const SPLITS: bool> Machine for Hopper<SPLITS> {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add_alone<const K: u32, const TOKENS: u32>(
+        sums: [f32; 64],
+        product: (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]> {
+        warpgroup::add_alone::<K, TOKENS>(sums, product)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn settle<const K: u32>(sums: Pending<[f32; 64]>) -> [f32; 64] {
         warpgroup::settle::<K>(sums)
     }
@@ -146,6 +182,19 @@ impl Machine for Portable {
             by_channels::<K>(a, image + SECOND, &mut d[1]);
         }
         warpgroup::pending(d)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
+        let mut d = [[0.0; 32]; 2];
+        // SAFETY: the caller's promise.
+        unsafe { by_channels::<K>(a, image, &mut d[0]) };
+        warpgroup::pending(d)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn only(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
+        warpgroup::done(products)
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -182,6 +231,16 @@ impl Machine for Portable {
             times_triangle::<true>(x, triangle, d);
             by_tokens::<K, TOKENS>(a, image, &mut sums);
         }
+        warpgroup::pending(sums)
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn add_alone<const K: u32, const TOKENS: u32>(
+        mut sums: [f32; 64],
+        (a, image): (&[u32; 16], u32),
+    ) -> Pending<[f32; 64]> {
+        // SAFETY: the caller's promise.
+        unsafe { by_tokens::<K, TOKENS>(a, image, &mut sums) };
         warpgroup::pending(sums)
     }
 

@@ -35,6 +35,7 @@ use crate::device::shared::{
     store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
+use crate::device::unknown;
 use crate::device::warp::{lane_id, sync_warp};
 use crate::layer::Place;
 use crate::math::each::each;
@@ -224,7 +225,8 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// Whether it makes o, and states that are kept.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn makes_output(&self) -> bool {
-        !M::SPLITS || self.params.pass == Pass::Output as u32
+        // Opaque: LLVM would join branches by the pass with others, which the assembler cannot decide (docs/compiler.md).
+        !M::SPLITS || unknown(self.c.pass) == Pass::Output as u32
     }
 
     /// The walk of a block that has `row`, and the slots of the row; `None` where its tokens are not where its lengths say.

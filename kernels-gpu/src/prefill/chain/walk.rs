@@ -248,10 +248,21 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         // Before the products: words that are read beside them make the assembler wait for each product.
         // A transition is as exact as the identity needs it.
         let is_small = range::is_small(a[0]) && !self.is_transition();
-        let products = M::by_both::<K>(&a, stage);
+        // A transition has no o: neither products of queries nor of P.
+        let makes_output = self.makes_output();
+        let products = if makes_output {
+            M::by_both::<K>(&a, stage)
+        } else {
+            M::by_first::<K>(&a, stage)
+        };
         // Beside the products of keys: half of v and its factors, for which there are registers.
         let (v, x) = (values::of_tile(c, tile, 0, own), factors_of(0, factors));
-        let (of_keys, of_queries) = M::first(products);
+        let (of_keys, of_queries) = if makes_output {
+            M::first(products)
+        } else {
+            let [of_keys, nothing] = M::only(products);
+            (of_keys, warpgroup::pending(nothing))
+        };
         // Beside the products of queries.
         let mut r = [0; 16];
         let (second, y) = (values::of_tile(c, tile, 32, own), factors_of(4, factors));
@@ -271,10 +282,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             let count = Self::kept_span().chunk(number).count;
             first = range::first_outside::<K>(&mut r, &before, is_small, count);
             let products = M::by_triangle(&r, head, of_queries);
-            Self::weigh(before, decay, products, factors, first)
+            self.weigh(before, decay, products, factors, first)
         } else {
             let products = M::by_triangle(&r, head, of_queries);
-            Self::weigh(before, decay, products, factors, CHUNK)
+            self.weigh(before, decay, products, factors, CHUNK)
         };
         let Weighed {
             s,
@@ -283,10 +294,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             mut o,
         } = weighed;
         let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
-        let mut s = if G::PER_CHANNEL {
-            M::add::<K, 64>(s, state, &mut o, products)
-        } else {
-            M::add::<K, 128>(s, state, &mut o, products)
+        let mut s = match (G::PER_CHANNEL, makes_output) {
+            (true, true) => M::add::<K, 64>(s, state, &mut o, products),
+            (false, true) => M::add::<K, 128>(s, state, &mut o, products),
+            (true, false) => M::add_alone::<K, 64>(s, state),
+            (false, false) => M::add_alone::<K, 128>(s, state),
         };
         if looks {
             rarely();
@@ -297,7 +309,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             s = warpgroup::pending(own);
         }
         // Beside the products that are added to the state.
-        if self.makes_output() {
+        if makes_output {
             self.store_output::<SHORT>(o, (number, first), stage);
         }
         M::settle::<K>(s)
@@ -313,6 +325,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// there is such a token in the chunk, δ takes no part in these, and the state stays.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn weigh(
+        &self,
         mut s: [f32; 64],
         decay: f32,
         products: warpgroup::Pending<[[f32; 32]; 2]>,
@@ -335,7 +348,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             } else {
                 each!(i in 0..K as usize / 2 => s[i] *= decay);
             }
-            let [delta, of_queries] = M::both(products);
+            let [delta, of_queries] = if self.makes_output() {
+                M::both(products)
+            } else {
+                M::only(products)
+            };
             let (mut plain, mut decayed, mut o) = ([0; 16], [0; 16], [0.0; 32]);
             each!(j in 0..8 => {
                 let ([x, y], [z, w]) = (factor(factors, 2, j), factor(factors, 1, j));
