@@ -56,6 +56,24 @@ fn run(backend: &Backend, problem: &Problem, form: &Form) -> Case {
     backend.run(&problem.case(form), None)
 }
 
+/// Row `b` has left the same states and windows in its slots, beside other rows and alone.
+fn assert_same_slots(
+    [together, alone]: [&Case; 2],
+    b: usize,
+    written: impl Iterator<Item = usize>,
+) {
+    for slot in written {
+        assert!(
+            together.slot_bits(slot) == alone.slot_bits(slot),
+            "slot {slot} of row {b} differs"
+        );
+        assert!(
+            together.slot_window_bits(slot) == alone.slot_window_bits(slot),
+            "the window of row {b}, in slot {slot}, differs"
+        );
+    }
+}
+
 /// Panics unless o, the written pool, the windows and the snapshots have the same bits, in any layouts.
 #[track_caller]
 fn assert_same_bits(one: &Case, other: &Case) {

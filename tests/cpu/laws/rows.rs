@@ -9,7 +9,7 @@ use gated_delta_test_support::problem::{Array, Change, Sizes, take, window_snaps
 use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 
-use crate::laws::{backwards, in_place, law, run};
+use crate::laws::{assert_same_slots, backwards, in_place, law, run};
 
 /// Rows that may be reordered: each names its slots, all in one pool, and all have the same length.
 fn movable(spec: &mut Spec) {
@@ -86,16 +86,9 @@ fn other_rows_do_not_matter() {
                 row_bits(&together, b) == row_bits(&alone, 0),
                 "row {b} differs"
             );
-            for slot in before.rows()[0].live.iter().flat_map(|live| live.writes()) {
-                assert!(
-                    together.slot_bits(slot) == alone.slot_bits(slot),
-                    "slot {slot} of row {b} differs"
-                );
-                assert!(
-                    together.slot_window_bits(slot) == alone.slot_window_bits(slot),
-                    "the window of row {b}, in slot {slot}, differs"
-                );
-            }
+            let rows = before.rows();
+            let written = rows[0].live.iter().flat_map(|live| live.writes());
+            assert_same_slots([&together, &alone], b, written);
         }
     });
 }

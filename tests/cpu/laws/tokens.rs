@@ -10,7 +10,7 @@ use gated_delta_test_support::slots::SlotChoice;
 use gated_delta_test_support::spec::{Family, Spec};
 use gated_delta_test_support::variants;
 
-use crate::laws::{assert_same_bits, law_of, run, several_recurrent};
+use crate::laws::{assert_same_bits, assert_same_slots, law_of, run, several_recurrent};
 
 /// Every row has all tokens and writes its state in place.
 fn verify_in_place(spec: &mut Spec) {
@@ -144,16 +144,8 @@ fn each_packed_row_is_alone(backend: &Backend, spec: &Spec, problem: &Problem) {
                 );
             }
         }
-        for slot in row.live.iter().flat_map(|live| live.writes()) {
-            assert!(
-                together.slot_bits(slot) == alone.slot_bits(slot),
-                "slot {slot} of row {b} differs"
-            );
-            assert!(
-                together.slot_window_bits(slot) == alone.slot_window_bits(slot),
-                "the window of row {b}, in slot {slot}, differs"
-            );
-        }
+        let written = row.live.iter().flat_map(|live| live.writes());
+        assert_same_slots([&together, &alone], b, written);
     }
 }
 

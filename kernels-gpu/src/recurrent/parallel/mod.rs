@@ -117,18 +117,7 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     if A::TAKES_SETS && (c.tokens > TOKENS || c.previous_tokens > TOKENS) {
         return run_sets::<B, A, TILES16>(c, params, row, around);
     }
-    let step = RowStep {
-        around,
-        tokens: Tokens::new(&c, params, row),
-        previous: if c.previous_tokens != 0 {
-            Some(Tokens::previous(&c, params, row))
-        } else {
-            None
-        },
-        c,
-        params,
-        row,
-    };
+    let step = RowStep::new(c, params, row, around);
     if thread_idx_x() / 32 == B::WARPS {
         step.solve::<B, TILES16>();
     } else {
@@ -157,7 +146,24 @@ pub(crate) struct RowStep<'a, A> {
     pub previous: Option<Tokens>,
 }
 
-impl<A> RowStep<'_, A> {
+impl<'a, A> RowStep<'a, A> {
+    /// The part of the block that has `row`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn new(c: StepConstants, params: &'a StepParams, row: Row, around: A) -> Self {
+        Self {
+            around,
+            tokens: Tokens::new(&c, params, row),
+            previous: if c.previous_tokens != 0 {
+                Some(Tokens::previous(&c, params, row))
+            } else {
+                None
+            },
+            c,
+            params,
+            row,
+        }
+    }
+
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn live<B: Block, const TILES16: usize>(&self) -> bool
     where

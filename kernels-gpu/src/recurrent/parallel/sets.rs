@@ -44,18 +44,7 @@ pub(super) unsafe fn run_sets<B: Block, A: Around<B, TILES16>, const TILES16: us
     row: Row,
     around: A,
 ) {
-    let step = RowStep {
-        around,
-        tokens: Tokens::new(&c, params, row),
-        previous: if c.previous_tokens != 0 {
-            Some(Tokens::previous(&c, params, row))
-        } else {
-            None
-        },
-        c,
-        params,
-        row,
-    };
+    let step = RowStep::new(c, params, row, around);
     if thread_idx_x() / 32 == B::WARPS {
         step.solve_sets::<B, TILES16>();
     } else {
