@@ -30,15 +30,16 @@ const KEPT_SPILLS: [(Entry, &str, u32); 1] =
 /// Architectures that [`Scope::Only`] assembles for.
 const QUICK: [&str; 2] = ["sm_90", HOPPER];
 
-/// Selection of entries, profiles and architectures to assemble.
+/// Selection of entries to compile, and of entries, profiles and architectures to assemble.
 #[derive(Clone, Copy)]
 pub enum Scope<'a> {
     /// Every entry with every profile for every architecture.
     All,
-    /// Every entry with one in [`PART`] of its profiles, each for one architecture: profiles and entries take an entry's architectures
-    /// in turn. The profiles follow from the text, so that a change takes others.
+    /// Compiled: every third family ([`crate::compile`]). Assembled: every entry with one in [`PART`] of its profiles, each for one
+    /// architecture; profiles and entries take an entry's architectures in turn. Families and profiles follow from the sources and the
+    /// text, so that a change takes others.
     Part,
-    /// Entries whose name contains this text, with every profile, for [`QUICK`] alone.
+    /// Entries whose name contains this text; assembled with every profile, for [`QUICK`] alone.
     Only(&'a str),
 }
 

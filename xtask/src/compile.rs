@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use rayon::prelude::*;
 
+use crate::assemble::Scope;
 use crate::entries::{Entry, file_name};
 use crate::module::Module;
 use crate::toolchain::Compiler;
@@ -46,11 +47,14 @@ pub fn flags() -> impl Iterator<Item = &'static str> {
     RUSTFLAGS.into_iter().chain(PROFILE)
 }
 
-/// Compiles all entries, or only those whose name contains `only`, and parses the modules.
+/// [`Scope::Part`] has every third family.
+const PART: usize = 3;
+
+/// Compiles the entries of `scope`, and parses the modules.
 ///
 /// Each family is a crate of its own ([`copy_with`]). LLVM's choices in one function depend on the others in its module, so a change of
 /// one family would change the machine code of others. Families are compiled side by side, one on each core.
-pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Vec<Module>> {
+pub fn kernels(compiler: &Compiler, scope: Scope<'_>) -> Result<Vec<Module>> {
     // A directory for each compiler and set of flags: cargo does not track the assembly as an output of its own.
     let recipe = flags().fold(compiler.identity.clone(), |recipe, flag| {
         recipe + "\n" + flag
@@ -58,7 +62,7 @@ pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Vec<Module>> {
     let directory = shell::target()?
         .join("ptx")
         .join(&hash::of_text(&recipe)[..12]);
-    if only.is_none() {
+    if !matches!(scope, Scope::Only(_)) {
         // The crate with all entries has to be free of warnings.
         let mut check = cargo(compiler, "check", &directory.join("check"));
         check.env(
@@ -69,7 +73,7 @@ pub fn kernels(compiler: &Compiler, only: Option<&str>) -> Result<Vec<Module>> {
     }
 
     // A bridge hands out the families in order.
-    let families = families(only)?.into_iter().par_bridge();
+    let families = families(scope)?.into_iter().par_bridge();
     let modules = families.map(|(family, names)| {
         let core = rayon::current_thread_index().unwrap_or_default();
         compile_family(compiler, &family, &names, &directory.join(core.to_string()))
@@ -125,11 +129,11 @@ fn cargo(compiler: &Compiler, command: &str, directory: &Path) -> Command {
     cargo
 }
 
-/// The names of the entries by family, those with the most PTX first: they take longest. `only`: as for [`kernels`].
-fn families(only: Option<&str>) -> Result<Vec<(String, Vec<&'static str>)>> {
+/// The names of the entries of `scope` by family, those with the most PTX first: they take longest.
+fn families(scope: Scope<'_>) -> Result<Vec<(String, Vec<&'static str>)>> {
     let mut families = BTreeMap::<_, (u64, Vec<_>)>::new();
     for &entry in Entry::ALL {
-        if only.is_some_and(|only| !entry.name().contains(only)) {
+        if matches!(scope, Scope::Only(only) if !entry.name().contains(only)) {
             continue;
         }
         let (bytes, names) = families.entry(family_of(entry.name())).or_default();
@@ -137,15 +141,23 @@ fn families(only: Option<&str>) -> Result<Vec<(String, Vec<&'static str>)>> {
         *bytes += committed.map_or(0, |file| file.len());
         names.push(entry.name());
     }
-    if families.is_empty() {
-        bail!("no entry has `{}` in its name", only.unwrap_or_default());
+    if let (Scope::Only(only), true) = (scope, families.is_empty()) {
+        bail!("no entry has `{only}` in its name");
     }
     let mut families: Vec<_> = families.into_iter().collect();
     families.sort_by_key(|(_, (bytes, _))| std::cmp::Reverse(*bytes));
     let families = families.into_iter();
-    Ok(families
-        .map(|(family, (_, names))| (family, names))
-        .collect())
+    let families = families.map(|(family, (_, names))| (family, names));
+    Ok(match scope {
+        Scope::Part => part(families, &hash::of_sources()?).collect(),
+        Scope::All | Scope::Only(_) => families.collect(),
+    })
+}
+
+/// Every [`PART`]-th of `families`. The first follows from the hash of the sources, so that a change takes others.
+fn part<T>(families: impl Iterator<Item = T>, sources: &str) -> impl Iterator<Item = T> {
+    let first = sources.bytes().map(usize::from).sum::<usize>() % PART;
+    families.skip(first).step_by(PART)
 }
 
 /// The family of an entry: its name up to its dims, without the layout. Entries without dims are one family.
@@ -242,10 +254,19 @@ mod tests {
             "kda_prefill_chain"
         );
         assert_eq!(family_of("device_contract"), "contracts");
-        let all = families(None).unwrap();
+        let all = families(Scope::All).unwrap();
         assert_eq!(
             all.iter().map(|(_, names)| names.len()).sum::<usize>(),
             Entry::ALL.len()
         );
+    }
+
+    #[test]
+    fn each_family_is_of_one_part() {
+        let parts = ["a", "b", "c"].map(|sources| part(0..31, sources).collect::<Vec<_>>());
+        assert!(parts.iter().all(|part| (10..=11).contains(&part.len())));
+        let mut all = parts.concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..31).collect::<Vec<_>>());
     }
 }

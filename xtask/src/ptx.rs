@@ -32,7 +32,8 @@ pub fn read(entry: Entry) -> Result<String> {
 /// to entries whose name contains the text, and leaves the other files and the manifest as they are: [`check`] then fails.
 pub fn write(only: Option<&str>) -> Result<()> {
     let compiler = toolchain::compiler()?;
-    let files = compiled(&compiler, only)?;
+    let scope = only.map_or(Scope::All, Scope::Only);
+    let files = compiled(&compiler, scope)?;
     let directory = directory();
     fs::create_dir_all(&directory)?;
     let committed = committed()?;
@@ -47,7 +48,7 @@ pub fn write(only: Option<&str>) -> Result<()> {
             fs::write(&path, text).with_context(|| path.display().to_string())?;
         }
     }
-    let known = assemble::check(only.map_or(Scope::All, Scope::Only))?;
+    let known = assemble::check(scope)?;
     if only.is_some() {
         return Ok(());
     }
@@ -67,8 +68,8 @@ pub fn write(only: Option<&str>) -> Result<()> {
     fs::write(&path, manifest.to_text()).with_context(|| path.display().to_string())
 }
 
-/// Fails if the committed files differ from the output of the sources. Assembles each entry with a part of its profiles, and
-/// compares the registers with the manifest's: [`write()`] has assembled all.
+/// Fails if the committed files are not of the sources, by the manifest. Compiles a part of the families and assembles each entry with a
+/// part of its profiles, and compares the texts with the files and the registers with the manifest's: [`write()`] has made all of both.
 pub fn check() -> Result<()> {
     let committed = committed()?;
     let problems = stale_files(&committed, &hash::of_sources()?);
@@ -82,13 +83,14 @@ pub fn check() -> Result<()> {
     let made_by = &manifest.compiler;
     let compiler = toolchain::compiler()?;
     if *made_by == compiler.identity {
-        let built = compiled(&compiler, None)?;
+        let built = compiled(&compiler, Scope::Part)?;
         if let Some(name) = built.keys().find(|name| built[*name] != committed[*name]) {
             bail!(
                 "host/ptx/{name} is not what this compiler makes of these sources; run `cargo xtask ptx` and commit it"
             );
         }
-        println!("host/ptx is what {made_by} makes of these sources");
+        let (built, all) = (built.len(), Entry::ALL.len());
+        println!("{built} of {all} files of host/ptx are what {made_by} makes of these sources");
     } else {
         println!("host/ptx is of these sources, compiled by {made_by};");
         println!(
@@ -126,21 +128,24 @@ fn other_registers(manifest: &Manifest, known: &Registers) -> Vec<String> {
     problems
 }
 
-/// Compiles the kernels with `compiler`. Returns the PTX files by name: of all entries, or of those whose name contains `only`.
-pub fn compiled(compiler: &Compiler, only: Option<&str>) -> Result<BTreeMap<String, String>> {
-    bodies(&compile::kernels(compiler, only)?, only)
-}
-
-/// The files of the entries of `modules`, by name. `only`: they have only the entries whose name contains this text.
-fn bodies(modules: &[Module], only: Option<&str>) -> Result<BTreeMap<String, String>> {
+/// Compiles the entries of `scope` with `compiler`. Returns their PTX files by name.
+pub fn compiled(compiler: &Compiler, scope: Scope<'_>) -> Result<BTreeMap<String, String>> {
+    let modules = compile::kernels(compiler, scope)?;
     let known: BTreeSet<_> = Entry::ALL.iter().map(|entry| entry.name()).collect();
     let mut names = modules.iter().flat_map(Module::entry_names);
     if let Some(name) = names.find(|name| !known.contains(name)) {
         bail!("a module has an entry {name} that is not in kernels-gpu/src/entries.rs");
     }
-    let is_made = |entry: &&Entry| only.is_none_or(|only| entry.name().contains(only));
+    let is_wanted = |entry: &Entry| match scope {
+        Scope::All => true,
+        Scope::Part => modules
+            .iter()
+            .flat_map(Module::entry_names)
+            .any(|name| name == entry.name()),
+        Scope::Only(only) => entry.name().contains(only),
+    };
     let mut files = BTreeMap::new();
-    for &entry in Entry::ALL.iter().filter(is_made) {
+    for &entry in Entry::ALL.iter().filter(|entry| is_wanted(entry)) {
         let bounds = LaunchBounds {
             block: entry.block_of(entry.max_heads()),
             min_blocks_per_sm: match (entry.min_blocks_by_constant(), entry.min_blocks_per_sm()) {

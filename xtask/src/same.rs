@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use tar::Archive;
 
+use crate::assemble::Scope;
 use crate::module::minimal;
 use crate::{hash, manifest, ptx, shell, text, toolchain};
 
@@ -15,7 +16,8 @@ use crate::{hash, manifest, ptx, shell, text, toolchain};
 /// changed, added or removed. A text in which only the entry's symbol differs counts as renamed. `only` limits this to entries whose
 /// name contains the text.
 pub fn compare_with(revision: &str, only: Option<&str>) -> Result<()> {
-    let now = ptx::compiled(&toolchain::compiler()?, only)?;
+    let scope = only.map_or(Scope::All, Scope::Only);
+    let now = ptx::compiled(&toolchain::compiler()?, scope)?;
     let mut before = of_revision(revision)?;
     before.retain(|name, _| only.is_none_or(|only| name.trim_end_matches(".ptx").contains(only)));
     let changes = Changes::between(&before, &now);
