@@ -460,6 +460,7 @@ impl StepConstants {
         match (self.per_channel != 0, state_f32) {
             _ if machine != crate::machine::HOPPER => 1,
             (false, true) if self.wide_state == 0 => 1,
+            (_, false) if self.wide_state == 0 || self.wide_io == 0 => 1,
             (false, _) => 4,
             (true, true) => 3 - is_tight as u32,
             (true, false) => 4 - (resumes && self.state_f16 != 0) as u32,

@@ -22,10 +22,18 @@ const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
 /// Hopper with features that no other architecture has: its warpgroup instructions.
 const HOPPER: &str = "sm_90a";
 
-/// Entries that may spill on an architecture, and how many bytes: blocks of 9 warps have 168 registers a thread there, and views that are
-/// not aligned take more where a row may have more than 8 tokens (docs/lab-notes.md, Spills that are kept).
-const KEPT_SPILLS: [(Entry, &str, u32); 1] =
-    [(Entry::gdn_mtp_parallel_f32_k128_tile128, "sm_80", 16)];
+/// Entries that may spill on an architecture, and how many bytes (docs/lab-notes.md, Spills that are kept). Blocks of 9 warps have 168
+/// registers a thread, two of them on a multiprocessor 112.
+const KEPT_SPILLS: [(Entry, &str, u32); 4] = [
+    (Entry::gdn_mtp_parallel_f32_k128_tile128, "sm_80", 24),
+    (Entry::gdn_layer_parallel_f32_k128_tile128, "sm_90", 16),
+    (Entry::gdn_layer_parallel_f32_k128_tile128_alone, "sm_90", 8),
+    (
+        Entry::kda_deferred_layer_parallel_klast_bf16_k128_tile64,
+        "sm_120",
+        8,
+    ),
+];
 
 /// Architectures that [`Scope::Only`] assembles for.
 const QUICK: [&str; 2] = ["sm_90", HOPPER];

@@ -283,6 +283,7 @@ pub fn values(
                     tokens: tokens("GD_TOKENS")?,
                     previous_tokens: tokens("GD_PREVIOUS_TOKENS")?,
                     wide_state: of("GD_WIDE_STATE")?,
+                    wide_io: of("GD_WIDE_IO")?,
                     state_f16: of("GD_STATE_F16")?,
                     k_element: of("GD_K_ELEMENT")?,
                     state_v_last: u32::from(has("GD_STATE_V_LAST")),

@@ -248,8 +248,7 @@ impl<A> DeferredStep<'_, A> {
                 A::make(step, drafts);
                 if c.l2norm != 0 && c.tokens != 0 {
                     meeting::workers::<B>();
-                    worker.tame_made(step, Operand::Key);
-                    worker.tame_made(step, Operand::Query);
+                    worker.tame_made(step, [true, false]);
                 }
             } else {
                 Worker::<B, TILES16>::tame(c, &mut inputs);

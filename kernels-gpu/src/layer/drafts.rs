@@ -9,7 +9,7 @@ use crate::recurrent::tokens::Tokens;
 use crate::step::{LayerParams, StepConstants};
 
 /// Tokens whose x a thread has at a time: no sum waits for another's.
-const HELD: usize = 8;
+pub const HELD: usize = 8;
 
 /// The tokens of a row that the convolution goes through: those that are kept of the previous ones, then the new ones. Where
 /// there are fewer than the launch has room for, the last one is repeated.
@@ -175,12 +175,13 @@ impl Drafts {
     }
 
     /// Convolves all tokens and hands each to `give`, of either kind, with its number and whether the row has it; writes the
-    /// windows wherever they go. Where the thread has no channel, what `give` gets is of none.
+    /// windows wherever they go. Where the thread has no channel, what `give` gets is of none. There are no more tokens of a kind
+    /// than in `SETS` of [`HELD`]: a loop over sets would be one to ptxas too, which then keeps every token's branch.
     ///
     /// # Safety
     /// As [`Self::load`]'s, of a row that is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn convolve(
+    pub unsafe fn convolve<const SETS: usize>(
         mut self,
         c: &StepConstants,
         params: &LayerParams,
@@ -193,39 +194,45 @@ impl Drafts {
             self.channel.store_kept_inputs(c, params, place, number);
         }
         if c.previous_tokens != 0 {
-            let (mut first, mut held) = (0, self.previous);
-            while first < c.previous_tokens {
-                let next = self.load_next(c, params, walk, Which::Previous, first);
-                each!(i in 0..HELD => {
-                    let t = first + i as u32;
-                    if t < c.previous_tokens {
-                        let y = self.channel.convolve(c, held[i]);
-                        give(&self.part, Which::Previous, t, t < walk.kept, y);
-                        self.channel.shift_where(t < walk.kept, held[i]);
-                    }
-                });
-                (first, held) = (first + HELD as u32, next);
-            }
+            let mut held = self.previous;
+            each!(set in 0..SETS => {
+                let first = (set * HELD) as u32;
+                if first < c.previous_tokens {
+                    let next = self.load_next(c, params, walk, Which::Previous, first);
+                    each!(i in 0..HELD => {
+                        let t = first + i as u32;
+                        if t < c.previous_tokens {
+                            let y = self.channel.convolve(c, held[i]);
+                            give(&self.part, Which::Previous, t, t < walk.kept, y);
+                            self.channel.shift_where(t < walk.kept, held[i]);
+                        }
+                    });
+                    held = next;
+                }
+            });
             if is_there {
                 self.channel.store_window(c, params, place, number);
             }
         }
-        let (mut first, mut held) = (0, self.new);
-        while first < c.tokens {
-            let next = self.load_next(c, params, walk, Which::New, first);
-            each!(i in 0..HELD => {
-                let t = first + i as u32;
-                if t < c.tokens {
-                    let y = self.channel.convolve(c, held[i]);
-                    give(&self.part, Which::New, t, t < walk.count, y);
-                    self.channel.shift(held[i]);
-                    if c.previous_tokens == 0 && is_there && t < walk.count {
-                        self.after(c, params, place, walk, (t, held[i]));
+        let mut held = self.new;
+        each!(set in 0..SETS => {
+            let first = (set * HELD) as u32;
+            if first < c.tokens {
+                let next = self.load_next(c, params, walk, Which::New, first);
+                each!(i in 0..HELD => {
+                    let t = first + i as u32;
+                    if t < c.tokens {
+                        let y = self.channel.convolve(c, held[i]);
+                        give(&self.part, Which::New, t, t < walk.count, y);
+                        self.channel.shift(held[i]);
+                        if c.previous_tokens == 0 && is_there && t < walk.count {
+                            self.after(c, params, place, walk, (t, held[i]));
+                        }
                     }
-                }
-            });
-            (first, held) = (first + HELD as u32, next);
-        }
+                });
+                held = next;
+            }
+        });
     }
 
     /// Leaves x of the new tokens behind the pending ones, and the window before them where it moves.

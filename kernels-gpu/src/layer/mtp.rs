@@ -1,13 +1,14 @@
 //! Kernels of several tokens, one after the other: their shared memory, convolution and gates before the recurrence, the norm after it.
 
 use super::conv::{Part, Qkv};
-use super::drafts::{Drafts, RowTokens, Which};
+use super::drafts::{Drafts, HELD, RowTokens, Which};
 use super::norm::{Scale, sum_of, sum_of_neighbours};
 use super::{Place, mail};
 use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
+use crate::launch::Family;
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load_one};
@@ -108,6 +109,8 @@ pub trait Mtp {
 
 /// Elements of o whose z is on its way while others are normed.
 const SCALES: usize = 4;
+/// Most sets of tokens that are convolved.
+const SETS: usize = (Family::RECURRENT.max_tokens() as usize).div_ceil(HELD);
 
 /// A block's part of a layer step, token by token: its row and the row's tokens.
 pub struct LayerStep<'a> {
@@ -216,7 +219,7 @@ impl<'a> LayerStep<'a> {
         let mut i = thread_idx_x();
         loop {
             if drafts.part.is_there {
-                drafts.convolve(c, params, place, walk, |part, which, t, is_there, y| {
+                drafts.convolve::<SETS>(c, params, place, walk, |part, which, t, is_there, y| {
                     // Each to a place of its own, for the mailbox counts them all.
                     let i = match which {
                         Which::Previous if is_there => t,

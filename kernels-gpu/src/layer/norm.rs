@@ -149,6 +149,30 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     sum
 }
 
+/// [`size_of`] of elements `o` of a head of `dim`, with [`sum_of`] `count` words at `smem`. The usual root is on its way before
+/// anything is asked of the sums.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub unsafe fn size_by_sums<const N: usize>(
+    c: &StepConstants,
+    o: &mut [f32; N],
+    (smem, count): (u32, u32),
+    dim: u32,
+) -> f32 {
+    let mut signs = 0;
+    let word = |i: usize| {
+        let word = load_shared_b32(smem + i as u32 * 4);
+        signs |= word;
+        [f32::from_bits(word), 0.0]
+    };
+    let [sum, _] = pairwise_sum(count as usize, word);
+    let mut size = rsqrt(sum * (1.0 / dim as f32) + f32::from_bits(c.norm_eps));
+    if signs >> 31 != 0 || sum == f32::INFINITY {
+        rarely();
+        size = size_of(c, o, (sum_of(smem, count), dim));
+    }
+    size
+}
+
 /// The end of whole heads whose o is in shared memory, head by head: norms o where there is a norm, and stores it. All `threads` of the block call it, with a [`Scale`] of their first element.
 ///
 /// # Safety

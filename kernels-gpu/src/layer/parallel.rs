@@ -17,11 +17,12 @@ use core::marker::PhantomData;
 use super::Place;
 use super::conv::{Part, Qkv, activate};
 use super::drafts::{Drafts, RowTokens, Which};
-use super::norm::{neighbours_sum, neighbours_sum_small, size_of, squares, sum_of};
+use super::norm::{neighbours_sum, neighbours_sum_small, size_by_sums, squares};
 use crate::constants::Element;
 use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
 };
+use crate::device::float::maximum;
 use crate::device::global::store_b32;
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b128, store_shared_b32,
@@ -73,7 +74,6 @@ impl<
     const DESCRIPTION: Description = {
         let family = Family::PARALLEL.in_layer();
         let of_block = description::<Self>(family, Layer::<Self, (), CLUSTERED>::BYTES);
-        // KDA with 32 rows of a warp: 168 registers are too few by two, of views that are not aligned.
         let is_large = G::PER_CHANNEL && TILES16 == 2;
         Description {
             cluster: Self::TILES,
@@ -84,14 +84,14 @@ impl<
                 1
             },
             min_blocks_per_sm: match (S::ELEMENT, TILES16) {
-                _ if is_large => 1,
+                _ if is_large => 2,
                 _ if WARPS == 8 && !G::PER_CHANNEL => 2,
                 (Element::F32, _) => 3,
                 (_, 1) if WARPS == 4 => 4,
                 _ => of_block.min_blocks_per_sm,
             },
             // [`StepConstants::blocks_of_layer`]
-            min_blocks_by_constant: TILES16 == 1 && (WARPS == 4 || !G::PER_CHANNEL),
+            min_blocks_by_constant: is_large || TILES16 == 1 && (WARPS == 4 || !G::PER_CHANNEL),
             ..of_block
         }
     };
@@ -625,10 +625,11 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             if c.wide_state == 0 {
                 drafts = Self::load_channel(step, &walk, thread_idx_x(), true);
             }
-            let is_large = Cell::new(false);
+            let largest = Cell::new(0.0f32);
             loop {
                 let give = |part: &Part, which, t, is_there, y: f32| {
-                    is_large.set(is_large.get() | (is_there && y.abs() >= range::LARGE));
+                    // Of absent tokens too: whoever is large is looked at once more. A NaN stays.
+                    largest.set(maximum(largest.get(), y.abs()));
                     let set = match which {
                         Which::Previous => Set::Previous,
                         Which::New => Set::New,
@@ -640,7 +641,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 };
                 let part = drafts.part;
                 (layer.rings).leave(c, layer.params, &layer.place, &walk, &drafts);
-                drafts.convolve(c, layer.params, &layer.place, &walk, give);
+                drafts.convolve::<1>(c, layer.params, &layer.place, &walk, give);
                 // Those that the launch has no room for.
                 each!(t in 0..TOKENS => {
                     if c.previous_tokens != 0 && t >= c.previous_tokens {
@@ -664,7 +665,8 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 let is_due = Self::looks_ahead(c);
                 next = Self::load_channel(step, &walk, i + 32 * B::WARPS, is_due);
             }
-            layer.leave_large(c, is_large.get());
+            let largest = largest.get();
+            layer.leave_large(c, largest >= range::LARGE || largest.is_nan());
             if Self::meets(c) {
                 wait_mailbox(Self::mail_of_channels());
             }
@@ -742,11 +744,11 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         if t >= step.tokens.count {
             return;
         }
-        let squares = sum_of(layer.sum(0, 0, t), Self::TOKEN_SUMS);
         let z = scales.z.to_f32(c.z_element);
         let weight = scales.weight.to_f32(c.norm_weight_element);
         let mut o = outputs(worker);
-        let size = size_of(c, &mut o, (squares, B::V));
+        let sums = (layer.sum(0, 0, t), Self::TOKEN_SUMS);
+        let size = size_by_sums(c, &mut o, sums, B::V);
         each!(i in 0..8 => o[i] = weight[i] * (o[i] * size) * activate(c.norm_activation, z[i]));
         let address = step.tokens.o.at(t, worker.first + first);
         store(o, address, c.o_element, c.wide_io != 0);

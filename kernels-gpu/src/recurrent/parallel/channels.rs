@@ -14,6 +14,7 @@ use super::meeting;
 use super::worker::Worker;
 use super::{Around, RowStep};
 use crate::constants::Element;
+use crate::device::rarely;
 use crate::device::shared::{
     load_shared_b128, store_shared_b32, store_shared_b64, store_shared_b128,
 };
@@ -113,18 +114,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 self.store_values(set, inputs, c.v_element);
             }
             // Those of a state that waits are tame already: it has a ring of them.
-            if !B::WAITS && !made && Self::are_wild(c, set, inputs) {
-                self.tame_stored(key, c.k_element);
-                if set.has_queries() {
-                    self.tame_stored(Operand::Query, c.q_element);
-                }
+            if !B::WAITS && !made && self.are_wild(c, set) {
+                rarely();
+                self.tame_stored(c, set);
             }
             meeting::workers::<B>();
             if !B::WAITS && made && A::has_made_large(step) {
-                self.tame_made(step, key);
-                if set.has_queries() {
-                    self.tame_made(step, Operand::Query);
-                }
+                rarely();
+                self.tame_made(step, [set.has_queries(), !set.has_queries()]);
                 meeting::workers::<B>();
             }
             let team = thread_idx_x() / Self::TEAM;

@@ -12,7 +12,7 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::unknown;
-use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
+use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot};
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load};
 use crate::math::reduce::{butterfly_sum, butterfly_sum_small, dot};
@@ -60,12 +60,62 @@ impl Inputs {
 #[derive(Clone, Copy)]
 pub struct RawValues(Raw<8>);
 
+/// Where a lane's 8 channels of a token are in shared memory: 8 words of f32, or 4 of bf16 and behind them 4 of what these lack.
+#[derive(Clone, Copy)]
+struct StoredToken {
+    first: u32,
+    low: u32,
+}
+
+impl StoredToken {
+    /// That of token `t` of `operand`. What a convolution has `made` has a place for previous keys of its own.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn of<B: Block, const TILES16: usize>(operand: Operand, t: u32, made: bool) -> Self {
+        let lane = lane_id() % Worker::<B, TILES16>::LANES;
+        if B::PER_CHANNEL {
+            let from = match operand {
+                Operand::Query => TeamOperand::Query,
+                Operand::PreviousKey if made => TeamOperand::PreviousKey,
+                _ => TeamOperand::Key,
+            };
+            Self {
+                first: Map::<B>::team_operand(from, t) + lane * 16,
+                low: 2 * B::K,
+            }
+        } else {
+            Self {
+                first: Worker::<B, TILES16>::channels_place(operand, t),
+                low: Map::<B>::LOW,
+            }
+        }
+    }
+
+    /// Address of the `i`-th word.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn at<B: Block>(&self, i: u32) -> u32 {
+        let word = if B::PER_CHANNEL {
+            i % 4 * 4
+        } else {
+            Map::<B>::word(i % 4)
+        };
+        self.first + word + i / 4 * self.low
+    }
+}
+
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Lanes that share a token of an operand.
     pub const LANES: u32 = B::K / 8;
     /// Warps that load 8 tokens of an operand in one turn.
     const LOADERS: u32 = B::K / 32;
     pub const TURNS: usize = Self::LOADERS.div_ceil(B::WARPS) as usize;
+    /// Whether each warp has tokens to load in every turn.
+    const ALL_LOAD: bool = Self::LOADERS.is_multiple_of(B::WARPS);
+    /// What tokens are stored as: KDA's for its teams, GDN's in split form.
+    const STORED: Element = if B::PER_CHANNEL {
+        Element::F32
+    } else {
+        Element::Bf16
+    };
     /// Lanes that share a token's v of the warp's rows.
     pub const VALUE_LANES: u32 = B::ROWS / 8;
 
@@ -134,48 +184,129 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Whether tokens as they lie in memory have to be made [tame](Self::tame_stored) where they are stored. All lanes of the warp
-    /// call it; behind the stores, lest loads wait for it that are not needed here.
+    /// Whether tokens of `set` that this warp has stored have to be made [tame](Self::tame_stored). All lanes of the warp call it.
+    ///
+    /// The stored words are looked at, not the loaded ones: ptxas would move the comparison up, and the copies of the state would
+    /// wait for k and q (docs/compiler.md, Loads first).
+    ///
+    /// # Safety
+    /// They are there, and no other warp's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn are_wild(c: &StepConstants, set: Set, inputs: &Inputs) -> bool {
-        let is_new = set.has_queries();
-        let f16 = Element::F16 as u32;
-        if c.l2norm == 0 || c.k_element == f16 && (!is_new || c.q_element == f16) {
+    pub unsafe fn are_wild(&self, c: &StepConstants, set: Set) -> bool {
+        let (mut keys, mut queries) = (RawTokens::NONE, RawTokens::NONE);
+        if !Self::may_be_wild(c, set) {
             return false;
         }
+        // SAFETY: the caller's promise.
+        unsafe {
+            each!(turn in 0..Self::TURNS => {
+                keys.0[turn] = self.load_stored(set.key(), turn);
+                if set.has_queries() {
+                    queries.0[turn] = self.load_stored(set.query(), turn);
+                }
+            });
+        }
+        let element = Self::STORED as u32;
+        Self::any_large([(&keys, element), (&queries, element)])
+    }
+
+    /// [`Self::are_wild`] of tokens as they were loaded, where no copies can wait for them.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn are_loaded_wild(c: &StepConstants, set: Set, inputs: &Inputs) -> bool {
+        let (keys, queries) = (&inputs.keys, &inputs.queries);
+        Self::may_be_wild(c, set) && Self::any_large([(keys, c.k_element), (queries, c.q_element)])
+    }
+
+    /// Whether a sum of squares of q or k that f32 does not hold is wanted, and possible.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn may_be_wild(c: &StepConstants, set: Set) -> bool {
+        let q_element = if set.has_queries() {
+            c.q_element
+        } else {
+            c.k_element
+        };
+        range::may_overflow(c.l2norm != 0, [c.k_element, q_element])
+    }
+
+    /// Whether a lane of the warp has a large channel. All of them call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn any_large([(keys, of_keys), (queries, of_queries)]: [(&RawTokens, u32); 2]) -> bool {
         let mut is_large = false;
         each!(turn in 0..Self::TURNS => {
-            is_large |= inputs.keys.0[turn].is_large(c.k_element);
-            if is_new {
-                is_large |= inputs.queries.0[turn].is_large(c.q_element);
-            }
+            is_large |= keys.0[turn].is_large(of_keys) | queries.0[turn].is_large(of_queries);
         });
-        range::any_large(is_large)
+        warp_ballot(is_large) != 0
     }
 
-    /// [`Self::tame`] of tokens of `operand`, of `element`s, where this lane has stored them. All lanes of the warp call it.
+    /// The words that this lane has stored in `turn`; of bf16 parts the high ones.
+    ///
+    /// # Safety
+    /// As [`Self::are_wild`]'s.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn tame_stored(&self, operand: Operand, element: u32) {
-        let turns = unknown(Self::TURNS as u32) as usize;
-        each!(turn in 0..turns => self.tame_turn(operand, turn, (false, element)));
+    unsafe fn load_stored(&self, operand: Operand, turn: usize) -> Raw<8> {
+        let t = self.token(operand, turn);
+        let mut raw = Raw([0; 8]);
+        if !Self::has_tokens(t) {
+            return raw;
+        }
+        let place = StoredToken::of::<B, TILES16>(operand, t, false);
+        if B::PER_CHANNEL {
+            let [[a, b, c, d], [e, f, g, h]] = [0, 4].map(|i| load_shared_b128(place.at::<B>(i)));
+            raw = Raw([a, b, c, d, e, f, g, h]);
+        } else {
+            each!(i in 0..4 => raw.0[i] = load_shared_b32(place.at::<B>(i as u32)));
+        }
+        raw
     }
 
-    /// [`Self::tame`] of tokens of `operand` that a convolution has made, where they lie; of a key that became another
-    /// one what is left of it besides is left anew. All lanes of the warp call it, between barriers of the workers.
+    /// [`Self::tame`] of the tokens of `set` where this lane has stored them. All lanes of the warp call it.
+    ///
+    /// # Safety
+    /// As [`Self::are_wild`]'s.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn tame_stored(&self, c: &StepConstants, set: Set) {
+        // One copy of the code for k and q: what is rare is to be short.
+        let operands = unknown(1 + set.has_queries() as u32);
+        let turns = unknown(Self::TURNS as u32) as usize;
+        each!(i in 0..operands => {
+            let (operand, element) = match unknown(i) {
+                0 => (set.key(), c.k_element),
+                _ => (set.query(), c.q_element),
+            };
+            each!(turn in 0..turns => self.tame_turn(operand, turn, (false, element)));
+        });
+    }
+
+    /// [`Self::tame`] of keys and queries that a convolution has made, where they lie: of the new tokens where they are among the
+    /// `sets`, and of the previous ones. Of a key that became another one what is left of it besides is left anew. All lanes of the
+    /// warp call it, between barriers of the workers.
     ///
     /// # Safety
     /// They are there, and the workers' to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn tame_made<A: Around<B, TILES16>>(&self, step: &RowStep<'_, A>, operand: Operand) {
-        let leaves = matches!(operand, Operand::Key);
+    pub unsafe fn tame_made<A: Around<B, TILES16>>(
+        &self,
+        step: &RowStep<'_, A>,
+        [new, previous]: [bool; 2],
+    ) {
         let turns = unknown(Self::TURNS as u32) as usize;
-        each!(turn in 0..turns => {
-            if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
-                && leaves
-            {
-                A::leave_tame_key(step, (t, 8 * (lane_id() % Self::LANES)), values);
-            }
-        });
+        let (first, end) = (if new { 0 } else { 2 }, if previous { 3 } else { 2 });
+        let (mut i, end) = (unknown(first), unknown(end));
+        while i < end {
+            let operand = match unknown(i) {
+                0 => Operand::Key,
+                1 => Operand::Query,
+                _ => Operand::PreviousKey,
+            };
+            each!(turn in 0..turns => {
+                if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
+                    && matches!(operand, Operand::Key)
+                {
+                    A::leave_tame_key(step, (t, 8 * (lane_id() % Self::LANES)), values);
+                }
+            });
+            i += 1;
+        }
     }
 
     /// A turn of [`Self::tame_stored`], or, of what is `made`, of [`Self::tame_made`]. The token of this lane and its channels,
@@ -190,23 +321,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         turn: usize,
         (made, of_tokens): (bool, u32),
     ) -> Option<(u32, [f32; 8])> {
-        let lane = lane_id() % Self::LANES;
         let t = self.token(operand, turn);
         if !Self::has_tokens(t) {
             return None;
         }
-        let (element, first, low) = if B::PER_CHANNEL {
-            let from = match operand {
-                Operand::Query => TeamOperand::Query,
-                Operand::PreviousKey if made => TeamOperand::PreviousKey,
-                _ => TeamOperand::Key,
-            };
-            let place = Map::<B>::team_operand(from, t) + lane * 16;
-            (Element::F32 as u32, place, 2 * B::K)
-        } else {
-            let place = Self::channels_place(operand, t);
-            (Element::Bf16 as u32, place, Map::<B>::LOW)
-        };
+        let place = StoredToken::of::<B, TILES16>(operand, t, made);
+        let element = Self::STORED as u32;
         // SAFETY: the caller's promise; each word has one reader, its writer.
         unsafe {
             // Of f32 8 words, of bf16 4, and 4 of what they lack, where that is anything.
@@ -215,13 +335,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             } else {
                 4
             };
-            let at = |i: u32| {
-                if B::PER_CHANNEL {
-                    first + i % 4 * 4 + i / 4 * low
-                } else {
-                    first + Map::<B>::word(i % 4) + i / 4 * low
-                }
-            };
+            let at = |i: u32| place.at::<B>(i);
             let (mut raw, mut rest) = (Raw([0; 8]), Raw([0; 8]));
             each!(i in 0..8 => {
                 if i < words {
@@ -304,7 +418,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Whether a warp has tokens that are stored, where `t` is this lane's: the same for all of its lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_tokens(t: u32) -> bool {
-        t - lane_id() / Self::LANES < TOKENS
+        Self::ALL_LOAD || t - lane_id() / Self::LANES < TOKENS
     }
 
     /// A turn of [`Self::store_tokens`], as f16. All lanes of the warp call it.

@@ -286,17 +286,17 @@ impl<'a, A> RowStep<'a, A> {
                 if !made && let Some(inputs) = &previous {
                     worker.store_tokens(c, Operand::PreviousKey, inputs.keys, inputs.count);
                     // f16 parts are made of what is tame.
-                    if !worker.state_f16 && Worker::<B, TILES16>::are_wild(c, Set::Previous, inputs)
-                    {
-                        worker.tame_stored(Operand::PreviousKey, c.k_element);
+                    if !worker.state_f16 && worker.are_wild(c, Set::Previous) {
+                        rarely();
+                        worker.tame_stored(c, Set::Previous);
                     }
                 }
                 if !made && c.tokens != 0 {
                     worker.store_tokens(c, Operand::Key, inputs.keys, tokens.count);
                     worker.store_tokens(c, Operand::Query, inputs.queries, tokens.count);
-                    if !worker.state_f16 && Worker::<B, TILES16>::are_wild(c, Set::New, &inputs) {
-                        worker.tame_stored(Operand::Key, c.k_element);
-                        worker.tame_stored(Operand::Query, c.q_element);
+                    if !worker.state_f16 && worker.are_wild(c, Set::New) {
+                        rarely();
+                        worker.tame_stored(c, Set::New);
                     }
                 }
                 if made && worker.state_f16 {
@@ -311,13 +311,8 @@ impl<'a, A> RowStep<'a, A> {
                 }
                 meeting::workers::<B>();
                 if made && !worker.state_f16 && A::has_made_large(self) {
-                    if previous.is_some() {
-                        worker.tame_made(self, Operand::PreviousKey);
-                    }
-                    if c.tokens != 0 {
-                        worker.tame_made(self, Operand::Key);
-                        worker.tame_made(self, Operand::Query);
-                    }
+                    rarely();
+                    worker.tame_made(self, [c.tokens != 0, previous.is_some()]);
                     meeting::workers::<B>();
                 }
                 meeting::leave_tokens::<B>(Set::New);

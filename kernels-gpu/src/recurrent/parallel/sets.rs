@@ -12,6 +12,7 @@ use super::state::mask;
 use super::worker::Worker;
 use super::{Around, RowStep, meeting, solver};
 use crate::constants::Element;
+use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
 use crate::device::unknown;
 use crate::math::each::each;
@@ -276,9 +277,9 @@ impl<A> RowStep<'_, A> {
         unsafe {
             worker.store_tokens(c, key, inputs.keys, inputs.count);
             worker.store_tokens(c, query, inputs.queries, inputs.count);
-            if Worker::<B, TILES16>::are_wild(c, set, inputs) {
-                worker.tame_stored(key, c.k_element);
-                worker.tame_stored(query, c.q_element);
+            if Worker::<B, TILES16>::are_loaded_wild(c, set, inputs) {
+                rarely();
+                worker.tame_stored(c, set);
             }
             worker.store_values(set, inputs, c.v_element);
             meeting::workers::<B>();
