@@ -1,6 +1,6 @@
 //! Compiles kernels-gpu to PTX modules, one for each family of entries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,6 +98,10 @@ fn compile_family(
     let of_assembly = || format!("{family}: {}", assembly.display());
     let text = fs::read_to_string(&assembly).with_context(of_assembly)?;
     let module = Module::parse(&text).with_context(of_assembly)?;
+    let made: BTreeSet<_> = module.entry_names().collect();
+    if made != names.iter().copied().collect() {
+        bail!("{family}: wanted the entries {names:?}, got {made:?}");
+    }
     let (count, seconds) = (names.len(), begin.elapsed().as_secs());
     println!("compiled {family}: {count} entries in {seconds} s");
     Ok(module)

@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 
 use super::Place;
 use super::conv::{Part, Qkv, activate};
-use super::drafts::{Drafts, RowTokens, Which};
+use super::drafts::{Drafts, HELD, RowTokens, Which};
 use super::norm::{neighbours_sum, neighbours_sum_small, size_by_sums, squares};
 use crate::constants::Element;
 use crate::device::cluster::{
@@ -617,6 +617,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     unsafe fn make(step: &RowStep<'_, Self>, (walk, drafts): (RowTokens, [Drafts; 2])) {
         let (c, layer) = (&step.c, &step.around);
         let (_, own) = layer.part;
+        const { assert!(TOKENS as usize <= HELD, "one set of tokens is convolved") }
         let channels = 2 * own + Self::TILE;
         let mut first = 0;
         let [mut drafts, mut next] = drafts;

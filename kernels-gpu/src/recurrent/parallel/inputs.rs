@@ -277,9 +277,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// [`Self::tame`] of keys and queries that a convolution has made, where they lie: of the new tokens where they are among the
-    /// `sets`, and of the previous ones. Of a key that became another one what is left of it besides is left anew. All lanes of the
-    /// warp call it, between barriers of the workers.
+    /// [`Self::tame`] of what a convolution has made, where it lies: k and q of the `new` tokens, k of the `previous` ones. Of a new
+    /// key that changes, what is left of it besides is left anew. All lanes of the warp call it, between barriers of the workers.
     ///
     /// # Safety
     /// They are there, and the workers' to write.
