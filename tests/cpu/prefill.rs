@@ -150,3 +150,29 @@ fn any_scale_is_normed() {
         }
     }
 }
+
+/// Without keys and values o is q̂ times what is left of the state, as exact as usual after 64 binades of decay.
+#[test]
+fn what_is_left_of_a_state_is_read_as_exactly() {
+    for family in Family::prefills() {
+        if (family.state, family.layout, family.dim) != (DType::F32, StateLayout::KLast, 128) {
+            continue;
+        }
+        let spec = Spec {
+            batch: 1,
+            tokens: 64,
+            heads: 1,
+            gates: given(family.operator),
+            ..Spec::plain(family)
+        };
+        let problem = spec
+            .problem()
+            .map_gates(|log_decay, _| log_decay.values.fill(-0.7));
+        let problem = problem.each(|name, array| {
+            if matches!(name, "k" | "v") {
+                array.values.fill(0.0);
+            }
+        });
+        check_everywhere(&problem.case(&spec.form), None);
+    }
+}

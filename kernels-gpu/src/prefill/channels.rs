@@ -10,7 +10,8 @@
 //!     below_n(t) = Π α_j from the beginning of t's block of n to t        above_n(s) = Π α_j behind s to the end of its block of n
 //! A block of 2 n has these from its halves: below of the upper half times all of the lower one's decays, and above of the lower
 //! half times all of the upper one's. At n = 64 they are what the states want:
-//!     images of below_64 k̂, below_64 q̂ (both with the state before the chunk) and above_64 k̂ (for the state after it)
+//!     images of below_64 k̂, below_64 q̂ (both with the state before the chunk, and times a power of two of the token) and
+//!     above_64 k̂ (for the state after it)
 //!
 //! A warp has 8 tokens, and of each four lanes, as the rows of a product: up to n = 4 a lane has all that it wants. From n = 8 on
 //! a lower half leaves its part in shared memory, in words as the lanes have them, k and q of which wait there too.
@@ -26,10 +27,13 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::device::warp::{FULL_MASK, lane_id, mma_m16n8k16_f16, sync_warp, warp_shuffle_idx};
+use crate::device::warp::{
+    FULL_MASK, lane_id, mma_m16n8k16_f16, sync_warp, warp_shuffle_idx, warp_shuffle_xor,
+};
 use crate::math::each::each;
 use crate::math::elements;
 use crate::math::gate;
+use crate::math::power;
 use crate::prefill::convolution::ConvInputs;
 use crate::recurrent::gates::{beta, gate_row, load_a_log, log_decay};
 use crate::row::Row;
@@ -119,12 +123,12 @@ pub unsafe fn give<const K: u32>(
         // Scales of a warp's tokens are its own.
         sync_warp(FULL_MASK);
         token.give_p(warp(), [c, d], head);
-        token.give_factors(head);
         sync_threads();
         token.give_parts(images);
         sync_threads();
         token.give_a(warp(), [a, b]);
-        let last = token.multiply_parts(head);
+        token.multiply_parts(head);
+        let last = token.decayed(head);
         sync_threads();
         // All words are read.
         token.give_images(&last, images);
@@ -402,13 +406,12 @@ impl<const K: u32> LaneToken<K> {
         TOKENS * warp() + lane_id() / 4
     }
 
-    /// For n from 8 on, the products of this warp's tokens with those of the lower half, where they are in the upper. Returns the
-    /// last image's k and q.
+    /// For n from 8 on, the products of this warp's tokens with those of the lower half, where they are in the upper. Leaves Γ of the
+    /// token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn multiply_parts(&self, head: impl Sink) -> [Words; 2] {
+    unsafe fn multiply_parts(&mut self, head: impl Sink) {
         let own = warp();
         let (mut ones, mut twos, mut fours) = ([[0.0; 4]; 1], [[0.0; 4]; 2], [[0.0; 4]; 4]);
-        let mut last: [Words; 2] = [[[0; 4]; 4]; 2];
         let mut i = 0;
         // SAFETY: the caller's promise; parts are there, behind a barrier.
         unsafe {
@@ -418,8 +421,7 @@ impl<const K: u32> LaneToken<K> {
                 self.multiply_part((k, q), &mut below, i, &mut ones);
                 self.multiply_part((k, q), &mut below, i, &mut twos);
                 self.multiply_part((k, q), &mut below, i, &mut fours);
-                let decays = rounded(&below);
-                (last[0][i], last[1][i]) = (times(k, decays), times(q, decays));
+                self.below[i] = below;
                 if self.token() == CHUNK - 1 {
                     let byte = FACTORS + 3 * FACTOR_BYTES + 128 * i as u32 + lane_id() % 4 * 32;
                     let [a, b, c, d, e, f, g, h] = below.map(f32::to_bits);
@@ -438,7 +440,37 @@ impl<const K: u32> LaneToken<K> {
                 s += 1;
             }
         }
-        last
+    }
+
+    /// Γ_t k̂_t and Γ_t q̂_t, times a power of two that brings the largest decay of the token to between 1 and 2: f16 loses what is
+    /// below 2⁻²⁵. Stores the factors that take the power back.
+    ///
+    /// # Safety
+    /// As [`give`]'s; the warp's scales are there.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn decayed(&mut self, head: impl Sink) -> [Words; 2] {
+        let mut largest = 0;
+        each!(i in 0..Self::RUNS => {
+            each!(j in 0..8 => largest = self.below[i][j].to_bits().max(largest));
+        });
+        let mut mask = 1;
+        while mask < 4 {
+            let other = warp_shuffle_xor(f32::from_bits(largest), mask);
+            largest = other.to_bits().max(largest);
+            mask *= 2;
+        }
+        let [by, back] = power::of_exponent((largest >> 23).clamp(1, 253));
+        let mut images: [Words; 2] = [[[0; 4]; 4]; 2];
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.give_factors(back, head);
+            each!(i in 0..Self::RUNS => {
+                each!(j in 0..8 => self.below[i][j] *= by);
+                let decays = rounded(&self.below[i]);
+                each!(of in 0..2 => images[of][i] = times(self.kept(of as u32, i), decays));
+            });
+        }
+        images
     }
 
     /// One n, of `HALF` warps: adds the products over the channels from 32 `i` on, of k and q with these decays, which then
@@ -548,17 +580,23 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// The factors: scales of k and q, which images are without.
+    /// The factors: scales of k and q, which images are without, and of the decayed ones `back`.
     ///
     /// # Safety
     /// The warp's scales are there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_factors(&self, head: impl Sink) {
+    unsafe fn give_factors(&self, back: f32, head: impl Sink) {
         let (t, part) = (self.token(), lane_id() % 4);
-        // Lanes 0 and 2 of a token store that of k, lane 1 that of q.
+        // Lanes 0 and 2 of a token store that of k, lane 1 that of q. Lane 2's is of the image that is added to the state.
         if part < 3 {
-            let scale = load_shared_b32(self.scales + part % 2 * FACTOR_BYTES + 4 * t);
-            head.store_b32(FACTORS + part * FACTOR_BYTES + 4 * t, scale);
+            let scale = f32::from_bits(load_shared_b32(
+                self.scales + part % 2 * FACTOR_BYTES + 4 * t,
+            ));
+            let back = if part < 2 { back } else { 1.0 };
+            head.store_b32(
+                FACTORS + part * FACTOR_BYTES + 4 * t,
+                (scale * back).to_bits(),
+            );
         }
     }
 }
