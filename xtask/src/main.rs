@@ -51,7 +51,7 @@ enum Task {
         #[arg(long, value_name = "REVISION", conflicts_with = "check")]
         same: Option<String>,
     },
-    /// Pack host/ptx into host/ptx.lzma, which replaces it in `cargo package`.
+    /// Pack host/ptx into host/ptx.packed, which replaces it in `cargo package`.
     PtxArchive,
     /// Print the machine code of an entry.
     Sass(sass::Options),
