@@ -456,11 +456,15 @@ impl StepConstants {
     #[must_use]
     pub const fn blocks_of_layer(&self, machine: u32, state_f32: bool) -> u32 {
         let resumes = self.previous_tokens != 0;
-        let is_tight = self.state_v_last != 0 && (resumes || self.wide_state == 0);
+        let is_narrow = self.wide_state == 0;
+        let is_tight = match self.state_v_last != 0 {
+            true => resumes || is_narrow,
+            false => resumes && is_narrow,
+        };
         match (self.per_channel != 0, state_f32) {
             _ if machine != crate::machine::HOPPER => 1,
-            (false, true) if self.wide_state == 0 => 1,
-            (_, false) if self.wide_state == 0 || self.wide_io == 0 => 1,
+            (false, true) if is_narrow => 1,
+            (_, false) if is_narrow || self.wide_io == 0 => 1,
             (false, _) => 4,
             (true, true) => 3 - is_tight as u32,
             (true, false) => 4 - (resumes && self.state_f16 != 0) as u32,

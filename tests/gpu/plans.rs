@@ -173,10 +173,13 @@ fn every_kernel_has_room() {
 
 /// Whole layers that spill, and the most bytes of a thread without and with previous tokens: one block less on a multiprocessor, which would
 /// have the registers, is slower (docs/lab-notes.md, "Spills that are kept").
-const KEPT_SPILLS: [(Entry, [u32; 2]); 3] = [
+const KEPT_SPILLS: [(Entry, [u32; 2]); 6] = [
     (Entry::gdn_layer_parallel_f32_k128_tile128, [48, 88]),
     (Entry::gdn_layer_parallel_f32_k128_tile128_alone, [28, 24]),
     (Entry::kda_layer_parallel_klast_bf16_k128_tile64, [0, 24]),
+    (Entry::layer_mtp_klast_f32_k64_tile16, [0, 24]),
+    (Entry::layer_mtp_klast_f32_k128_tile32, [0, 24]),
+    (Entry::layer_mtp_klast_f32_k128_tile64, [0, 24]),
 ];
 
 /// The driver's compiler keeps every variant for this GPU in registers, without spills but those of [`KEPT_SPILLS`]. The GPU takes a share of the forms: other ones

@@ -86,6 +86,8 @@ impl<
             min_blocks_per_sm: match (S::ELEMENT, TILES16) {
                 _ if is_large => 2,
                 _ if WARPS == 8 && !G::PER_CHANNEL => 2,
+                // This tile of K = 128 is selected for small batches alone, whose blocks each have a multiprocessor to themselves.
+                (_, 1) if WARPS == 4 && K == 128 && !G::PER_CHANNEL => 2,
                 (Element::F32, _) => 3,
                 (_, 1) if WARPS == 4 => 4,
                 _ => of_block.min_blocks_per_sm,

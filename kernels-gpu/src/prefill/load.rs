@@ -3,6 +3,7 @@
 use super::convolution::{ConvInputs, channel_of, run_of};
 use super::opaque;
 use super::operands::{SharedSink, Sink};
+use super::range::MOST_KEY;
 use super::rows::{Chunk, Span};
 use super::workspace::Operands;
 use super::{CHUNK, FACTOR_BYTES, FACTORS, QUERIES};
@@ -185,7 +186,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         x
     }
 
-    /// k (0) or q (1) with a power of two, and leaves what lacks to k̂ or q̂. The four lanes of a token come with their
+    /// k (0) or q (1) with a power of two, and leaves what lacks to k̂ or q̂: 0 of a k that f16 does not hold. The four lanes of a token come with their
     /// channels; `rounds` says that they may have more bits than f16.
     ///
     /// # Safety
@@ -199,13 +200,20 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
     ) -> Words {
         let c = self.with.0;
         let mut sum = Self::squares::<K>(&x);
+        let is_held = |sum: f32| sum < f32::INFINITY;
         // The tokens of a warp are several.
-        if c.l2norm != 0 && any_large(sum == f32::INFINITY) {
-            let mut small = x;
-            multiply::<K>(&mut small, SMALL);
-            let by = power_for(sum, Self::squares::<K>(&small));
-            multiply::<K>(&mut x, by);
-            sum = Self::squares::<K>(&x);
+        if any_large(!is_held(sum)) {
+            if c.l2norm != 0 {
+                let mut small = x;
+                multiply::<K>(&mut small, SMALL);
+                let by = power_for(sum, Self::squares::<K>(&small));
+                multiply::<K>(&mut x, by);
+                sum = Self::squares::<K>(&x);
+            }
+            // The products of such a k with zeros would reach tokens before it.
+            if OF == 0 && !is_held(sum) {
+                x = [[0.0; 8]; 4];
+            }
         }
         let [mut power, inverse] = power::of_root(sum);
         // A token that is not there has been loaded as the first one.
@@ -243,6 +251,9 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         }
         if OF == 1 {
             rest *= f32::from_bits(c.scale);
+        } else {
+            // The solver takes a token without a scale for one outside.
+            rest = if rest < MOST_KEY { rest } else { 0.0 };
         }
         if self.part() == 0 {
             store_shared_b32(

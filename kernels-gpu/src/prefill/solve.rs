@@ -8,7 +8,7 @@
 use core::array;
 
 use super::operands::Sink;
-use super::range::{MOST_GAIN, MOST_KEY, MOST_QUERY};
+use super::range::{MOST_GAIN, MOST_QUERY};
 use super::{FACTOR_BYTES, FACTORS};
 use crate::device::float::{fma, maximum, pack_bf16x2, pack_f16x2};
 use crate::device::rarely;
@@ -297,11 +297,11 @@ unsafe fn scales_of(scales: u32, token: u32) -> [f32; 2] {
 }
 
 /// Whether a token's k is no longer than 1, and its q no longer than f16 holds. Without a norm k is shorter than its scale, a
-/// power of two, and at least half as long; with a norm the scale is 2 at most.
+/// power of two, and at least half as long; with a norm the scale is 2 at most. A k that f16 does not hold has a scale of 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn has_plain_scales(scales: u32, token: u32) -> bool {
     let [k, q] = scales_of(scales, token);
-    k < 2.0 && q < MOST_QUERY
+    k > 0.0 && k < 2.0 && q < MOST_QUERY
 }
 
 /// Looks at a block of T, of 16 tokens s and its tokens t, those from 16 `i` on: flags those that the chain has to work in
@@ -331,7 +331,7 @@ unsafe fn look(block: [[f32; 4]; 2], i: u32, scales: u32, flags: u32) {
     let sum = sum + warp_shuffle_xor(sum, 16);
     let token = 16 * i + is_upper as u32 * 8 + lane % 4 * 2 + is_odd as u32;
     let [k, q] = scales_of(scales, token);
-    let holds = sum * maximum(0.5 * k, 1.0) < MOST_GAIN / 4.0 && k < MOST_KEY && q < MOST_QUERY;
+    let holds = sum * maximum(0.5 * k, 1.0) < MOST_GAIN / 4.0 && k > 0.0 && q < MOST_QUERY;
     if !holds && lane < 16 {
         // SAFETY: as above.
         unsafe { store_shared_b32(flags + 4 * token, 1) };

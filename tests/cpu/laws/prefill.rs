@@ -578,7 +578,7 @@ fn nan_stays_in_its_row() {
     });
 }
 
-/// A token whose q or v is infinite or NaN, or whose v has another size, changes no bit of earlier tokens.
+/// A token whose q, k or v is infinite or NaN, or whose k or v has another size, changes no bit of earlier tokens.
 #[test]
 fn a_token_changes_nothing_before_it() {
     let adjust = |spec: &mut Spec| {
@@ -591,6 +591,9 @@ fn a_token_changes_nothing_before_it() {
         let at = spec.seed as usize % problem.max_tokens();
         let wrong = [
             ("q", f64::INFINITY),
+            ("k", f64::INFINITY),
+            ("k", f64::NAN),
+            ("k", 1e25),
             ("v", f64::INFINITY),
             ("v", f64::NAN),
             ("v", 1e6),
