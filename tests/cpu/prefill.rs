@@ -16,6 +16,13 @@ fn given(operator: Operator) -> GateKind {
     }
 }
 
+/// The prefills of f32 K-last states with K = `dim`.
+fn f32_klast(dim: usize) -> impl Iterator<Item = Family> {
+    let wanted = (DType::F32, StateLayout::KLast, dim);
+    let families = Family::prefills().into_iter();
+    families.filter(move |family| (family.state, family.layout, family.dim) == wanted)
+}
+
 /// Without decay, tokens with β = 2 reflect the state along keys that a SiLU makes similar. The updates cancel, their rounding
 /// errors do not. Errors are a larger part of the state here, but not larger than rounding explains.
 #[test]
@@ -55,11 +62,7 @@ fn states_that_are_reflected_are_as_near_as_rounding_keeps_them() {
 fn keys_that_repeat_leave_results_as_near() {
     /// Bounds on the errors of o and of states, relative to their norms.
     const MOST: [f64; 2] = [2.5e-3, 2e-3];
-    for family in Family::prefills() {
-        let of_one_kind = (family.dim, family.state, family.layout);
-        if of_one_kind != (128, DType::F32, StateLayout::KLast) {
-            continue;
-        }
+    for family in f32_klast(128) {
         let turns = Turns::of_machines();
         for (machine, beta) in (0..MACHINES.len()).flat_map(|i| [(i, 1.0), (i, 2.0)]) {
             let mut spec = Spec {
@@ -124,10 +127,7 @@ fn queries_and_keys_beyond_the_squares_of_f32() {
 /// The inter-chunk scan stores o for a norm in f16. The stored values neither overflow nor lose digits, whatever the scale of q.
 #[test]
 fn any_scale_is_normed() {
-    for family in Family::prefills() {
-        if (family.state, family.layout, family.dim) != (DType::F32, StateLayout::KLast, 64) {
-            continue;
-        }
+    for family in f32_klast(64) {
         for scale in [1e-3, -3e4] {
             let mut spec = Spec {
                 batch: 1,
@@ -154,10 +154,7 @@ fn any_scale_is_normed() {
 /// Without keys and values o is q̂ times what is left of the state, as exact as usual after 64 binades of decay.
 #[test]
 fn what_is_left_of_a_state_is_read_as_exactly() {
-    for family in Family::prefills() {
-        if (family.state, family.layout, family.dim) != (DType::F32, StateLayout::KLast, 128) {
-            continue;
-        }
+    for family in f32_klast(128) {
         let spec = Spec {
             batch: 1,
             tokens: 64,
