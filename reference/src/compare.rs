@@ -4,9 +4,10 @@
 //!
 //! - [`within`] takes the rounding out, element by element ([`excess`]), and compares the L2 norm of the rest with an absolute bound.
 //!   The bound of a state S is [`Tolerance::state`] · ‖S‖. The bound of an output is [`Tolerance::output`] · ‖q̂‖ ‖S‖, S being the
-//!   state that the output is read from: o = S q̂ may be much smaller than that product, and its error is not. If tokens of a chunk
-//!   cancel, [`of_keys`] says how much more is allowed. Besides, log decays are rounded: [`of_decays`] bounds the effect on a state,
-//!   [`of_norm`] the effect on a norm's results, and [`of_underflow`] is a difference that never counts.
+//!   state that the output is read from: o = S q̂ may be much smaller than that product, and its error is not. Chunkwise the bound
+//!   follows the terms of o ([`Tolerance::CHUNKED`]). If tokens of a chunk cancel, [`of_keys`] says how much more is allowed.
+//!   Besides, log decays are rounded: [`of_decays`] bounds the effect on a state, [`of_norm`] the effect on a norm's results, and
+//!   [`of_underflow`] is a difference that never counts.
 //! - [`relative_error`] is the relative error of a whole tensor, rounding included. Its limit is [`DType::tolerance`].
 //!
 //! No bound depends on the number of tokens: a decay multiplies the errors of a state too. Only the sum of the log decays grows
@@ -119,13 +120,14 @@ pub const MOST_F16: f64 = 65504.0;
 pub struct Tolerance {
     /// Error of a state, relative to its norm.
     pub state: f64,
-    /// Error of o, relative to the product of the norms of q̂ and of the state that o is read from.
+    /// Error of o, relative to the product of the norms of q̂ and of the state that o is read from. With `keys`,
+    /// [`judge`](crate::judge::judge()) takes it relative to the terms of o instead: see [`Self::CHUNKED`].
     pub output: f64,
     /// Error of a state or an output that remains however small states are, from values below the smallest normal number of f16. It is
     /// relative to the largest norm of v and S k̂ in the row; for an output it is multiplied by the norm of q̂ if that is more than 1.
     pub least: f64,
-    /// Factor of [`of_keys`] in the error of a state, and, times the norm of q̂, of an output. It counts where the result is more than
-    /// the error relative to the state's norm; 0 turns it off.
+    /// Factor of [`of_keys`] in the error of a state, where it counts if the result is more than the error relative to the state's norm.
+    /// An output has the part that q̂ reads. 0 turns it off.
     pub keys: f64,
     /// Weight of [`of_terms`] relative to the state's norm: the larger of the two counts.
     pub terms: f64,
@@ -172,6 +174,20 @@ impl Tolerance {
 
     /// Chunkwise: products of f16, summed in f32. Each chunk starts from the f32 state of the chunk before.
     ///
+    /// `output` follows the terms of o = Γ S₀ q̂ + Σ P_s δ_s, with S₀ from before the chunk and P_s = q̂·k̂_s, decayed, of its tokens s.
+    /// Each factor is rounded by itself, by up to ε = 2⁻¹² of it, so that the squares of the errors add up:
+    /// - S₀ and q̂: twice ε² Σ (S_vk q̂_k)². S after the token stands for Γ S₀: what tokens have taken from S₀ is in their δ, and in what
+    ///   they have added k̂ and q̂ are rounded likewise where they are not f16. For random q̂ and S the root of the sum is about ‖o‖;
+    ///   ‖q̂‖ ‖S‖ is √K times that, and as large only for q̂ and S of one channel.
+    /// - P and δ: twice ε² Σ P_s² ‖δ_s‖². It counts where tokens cancel. A chunk is any 64 tokens here, of which the token is the last.
+    /// - o itself, which is f16 before a norm: ε² ‖o‖².
+    /// - S₀ has the errors of earlier tokens, which q̂ reads: Σ (D_vk q̂_k)², D being the distance in [`of_keys`].
+    ///
+    /// The bound is 4 times the root of the sum: 1e-3 for 4 ε in `output`, 4 in `keys`. The largest error of 4,500 random problems is 0.63
+    /// of it, with strong decays, β up to 2 and q̂ and S of few channels; 0.82 with keys that are nearly equal and never decay. With decays
+    /// above e^−0.2 and β up to 1 the bound is 2.2e-3 of ‖o‖ in the median, and at most 4.1e-3 for 99 of 100 tokens. It is more for
+    /// an o that is small by chance, as of a single token whose q̂ is at a right angle to k̂.
+    ///
     /// `least` bounds the loss of f16 factors below 2⁻¹⁴, where half the distance between neighbours is 2⁻²⁵ however small they are. In a
     /// chunk of 64 tokens, P and T contain decays, and T contains β: if the later tokens have added nothing to a state (β, k or v of 0),
     /// the whole state comes from such factors. For values around 1, V = 128 and β up to 2, a token's δ has norm 2√128; evenly
@@ -201,6 +217,9 @@ pub const MORE_DECAY: f64 = 1.0 / 4096.0;
 
 /// Relative change of each element of k, with random sign, for the second states of [`of_keys`]: at least half an ulp of f16.
 pub const KEY: f64 = 1.0 / 4096.0;
+
+/// Most tokens of a chunk.
+pub const CHUNK: usize = 64;
 
 /// Distance of a state from `exact` that [`KEY`] causes. `keys_off` is the state after the same tokens with every element of k larger
 /// or smaller by that part of it.

@@ -332,7 +332,7 @@ impl Deferred<'_> {
                     left.updates[at(hv, updates, len + t)..][..step.value_dim].copy_from_slice(&u);
                     left.decays[at(hv, of_decays, len + t)..][..channels]
                         .copy_from_slice(&of_token.log_decay[..channels]);
-                    let read = take(&mut state, &of_token)?;
+                    let (read, _) = take(&mut state, &of_token)?;
                     let o = (token * step.value_heads + hv) * step.value_dim;
                     after.o[o..][..step.value_dim].copy_from_slice(&read);
                 }

@@ -10,8 +10,10 @@ pub use deferred::{AllowedOfRings, judge_deferred};
 
 use deferred::add_changes;
 
+use std::collections::VecDeque;
+
 use crate::compare::{
-    KEY, MORE_DECAY, TAP, TERM, Tolerance, change, of_decays, of_keys, of_norm, of_terms,
+    CHUNK, KEY, MORE_DECAY, TAP, TERM, Tolerance, change, of_decays, of_keys, of_norm, of_terms,
 };
 use crate::conv::Conv;
 use crate::error::{Error, Tokens};
@@ -249,7 +251,7 @@ impl<'a> Walk<'a> {
                 head.advance(&step.previous_token(previous, token, hv))?;
             }
             heads.store(&mut self.after.pool, slot, hv, &head.exact);
-            self.allowed.states[slot * value_heads + hv] = head.off().of_state();
+            self.allowed.states[slot * value_heads + hv] = head.of_state();
             if let Some(stored) = stored {
                 head = from(heads.load(stored, slot, hv));
             }
@@ -262,18 +264,17 @@ impl<'a> Walk<'a> {
             let o = head.advance(&of_token)?;
             let i = token * value_heads + hv;
             self.after.o[i * width..][..width].copy_from_slice(&o);
-            let off = head.off();
-            self.allowed.o[i] = off.of_output(&of_token.q);
+            self.allowed.o[i] = head.of_output(&of_token.q, &o);
             let besides = row.checkpoints.iter().filter(|(at, _)| *at == t);
             for &slot in besides.map(|(_, slot)| slot).chain(&row.stores[t]) {
                 heads.store(&mut self.after.pool, slot, hv, &head.exact);
-                self.allowed.states[slot * value_heads + hv] = off.of_state();
+                self.allowed.states[slot * value_heads + hv] = head.of_state();
             }
             if let (Some(steps), Some(snapshots)) = (step.snapshot_steps, &mut self.after.snapshots)
             {
                 let entry = row.b * steps + t;
                 heads.store(snapshots, entry, hv, &head.exact);
-                self.allowed.snapshots[entry * value_heads + hv] = off.of_state();
+                self.allowed.snapshots[entry * value_heads + hv] = head.of_state();
             }
         }
         Ok(())
@@ -290,6 +291,8 @@ struct Head<'a> {
     keys_off: Option<Vec<f64>>,
     /// State with every element off by [`TERM`] of the sum of its terms' magnitudes.
     terms_off: Option<Vec<f64>>,
+    /// With `keys_off`: k̂ of each of the last [`CHUNK`] tokens, decayed since, and the norm of δ.
+    last: VecDeque<(Vec<f64>, f64)>,
     /// Largest norm so far of |v| + |S k̂|.
     largest: f64,
     signs: Signs,
@@ -304,6 +307,7 @@ impl<'a> Head<'a> {
             keys_off: copy(tolerance.is_some_and(|tolerance| tolerance.keys > 0.0)),
             terms_off: copy(tolerance.is_some_and(|tolerance| tolerance.terms > 0.0)),
             exact,
+            last: VecDeque::new(),
             largest: 0.0,
             signs: Signs::new(hv as u64),
         }
@@ -340,40 +344,18 @@ impl<'a> Head<'a> {
             let terms = Terms::of(&self.exact, token);
             self.largest = finite(terms.of_update).max(self.largest);
         }
-        take(&mut self.exact, token)
-    }
-
-    /// Errors of the state now, from which the bounds follow.
-    fn off(&self) -> Off<'a> {
-        let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
-            other.as_ref().map_or(0.0, |other| of(&self.exact, other))
-        };
-        Off {
-            tolerance: self.tolerance,
-            size: self.tolerance.map_or(0.0, |_| finite_norm(&self.exact)),
-            keys: of(&self.keys_off, of_keys),
-            terms: of(&self.terms_off, of_terms),
-            decays: of(&self.decaying_more, of_decays),
-            largest: self.largest,
+        let (o, delta) = take(&mut self.exact, token)?;
+        if self.keys_off.is_some() {
+            let decays = decays(&token.log_decay);
+            for (k, _) in &mut self.last {
+                k.iter_mut().zip(&decays).for_each(|(k, decay)| *k *= decay);
+            }
+            self.last.truncate(CHUNK - 1);
+            self.last.push_front((token.k.clone(), finite_norm(&delta)));
         }
+        Ok(o)
     }
-}
 
-/// Errors of a state by their cause.
-struct Off<'a> {
-    /// Without a tolerance all bounds are 0.
-    tolerance: Option<&'a Tolerance>,
-    /// Norm of the state.
-    size: f64,
-    /// Results of [`of_keys`], [`of_terms`] and [`of_decays`].
-    keys: f64,
-    terms: f64,
-    decays: f64,
-    /// See [`Head::largest`].
-    largest: f64,
-}
-
-impl Off<'_> {
     /// Largest error of the state.
     fn of_state(&self) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
@@ -381,20 +363,53 @@ impl Off<'_> {
         })
     }
 
-    /// Largest error of an output that is read from the state by `q`.
-    fn of_output(&self, q: &[f64]) -> f64 {
+    /// Largest error of the output `o` that is read from the state by `q`.
+    fn of_output(&self, q: &[f64], o: &[f64]) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
-            let q = finite_norm(q);
+            let length = finite_norm(q);
+            let off = match &self.keys_off {
+                Some(keys_off) => {
+                    self.by_terms(tolerance, keys_off, q, o) + self.of_decays() * length
+                }
+                None => self.by(tolerance, tolerance.output) * length,
+            };
             // The loss of factors that contain q̂ does not shrink with q̂.
-            self.by(tolerance, tolerance.output) * q + tolerance.least * self.largest * q.max(1.0)
+            off + tolerance.least * self.largest * length.max(1.0)
         })
     }
 
     /// Error of the state if rounding causes an error of `part` of it.
     fn by(&self, tolerance: &Tolerance, part: f64) -> f64 {
-        let keys = tolerance.keys * self.keys;
-        let terms = part * tolerance.terms * self.terms;
-        (part * self.size).max(keys).max(terms) + self.decays
+        let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
+            other.as_ref().map_or(0.0, |other| of(&self.exact, other))
+        };
+        let keys = tolerance.keys * of(&self.keys_off, of_keys);
+        let terms = part * tolerance.terms * of(&self.terms_off, of_terms);
+        (part * finite_norm(&self.exact)).max(keys).max(terms) + self.of_decays()
+    }
+
+    /// Error of `o` from the roundings of the factors of its terms: see [`Tolerance::CHUNKED`].
+    fn by_terms(&self, tolerance: &Tolerance, keys_off: &[f64], q: &[f64], o: &[f64]) -> f64 {
+        let Tolerance { output, keys, .. } = *tolerance;
+        let mut of_channels = vec![0.0; q.len()];
+        for (row, off) in self.exact.chunks(q.len()).zip(keys_off.chunks(q.len())) {
+            for ((sum, s), off) in of_channels.iter_mut().zip(row).zip(off) {
+                *sum += finite(2.0 * (output * s).powi(2) + (keys * (s - off)).powi(2));
+            }
+        }
+        let of_state = sum_of(q, &of_channels, |q, sum| finite(q * q * sum));
+        let of_last = self.last.iter().map(|(k, delta)| {
+            let p = sum_of(q, k, |q, k| q * k);
+            finite(2.0 * (output * p * delta).powi(2))
+        });
+        let of_o = (output * finite_norm(o)).powi(2);
+        (of_state + of_last.sum::<f64>() + of_o).sqrt()
+    }
+
+    /// Result of [`of_decays`].
+    fn of_decays(&self) -> f64 {
+        let decaying_more = self.decaying_more.as_ref();
+        decaying_more.map_or(0.0, |other| of_decays(&self.exact, other))
     }
 }
 

@@ -48,7 +48,7 @@ pub fn recurrence(state: &[f64], tokens: &[Token]) -> Result<Vec<Step>, Error> {
     let mut state = state.to_vec();
     let mut steps = Vec::with_capacity(tokens.len());
     for token in tokens {
-        let o = step(&mut state, [value_dim, key_dim], token)?;
+        let (o, _) = step(&mut state, [value_dim, key_dim], token)?;
         steps.push(Step {
             o,
             state: state.clone(),
@@ -57,8 +57,8 @@ pub fn recurrence(state: &[f64], tokens: &[Token]) -> Result<Vec<Step>, Error> {
     Ok(steps)
 }
 
-/// Advances `state` `[V, K]` by one token and returns its output. V and K are the lengths of the token's `v` and `k`.
-pub(crate) fn take(state: &mut [f64], token: &Token) -> Result<Vec<f64>, Error> {
+/// Advances `state` `[V, K]` by one token and returns its output and δ. V and K are the lengths of the token's `v` and `k`.
+pub(crate) fn take(state: &mut [f64], token: &Token) -> Result<(Vec<f64>, Vec<f64>), Error> {
     let dims = [token.v.len(), token.k.len()];
     check_length("state", "[V, K]", &dims, state.len())?;
     step(state, dims, token)
@@ -69,7 +69,7 @@ fn step(
     state: &mut [f64],
     [value_dim, key_dim]: [usize; 2],
     token: &Token,
-) -> Result<Vec<f64>, Error> {
+) -> Result<(Vec<f64>, Vec<f64>), Error> {
     let Token {
         q,
         k,
@@ -83,7 +83,7 @@ fn step(
     check_length("log_decay", "[K]", &[key_dim], log_decay.len())?;
 
     let alpha = decays(log_decay);
-    let mut o = vec![0.0; value_dim];
+    let (mut o, mut deltas) = (vec![0.0; value_dim], vec![0.0; value_dim]);
     for i in 0..value_dim {
         let s = &mut state[i * key_dim..][..key_dim];
         for j in 0..key_dim {
@@ -94,8 +94,9 @@ fn step(
             s[j] += delta * k[j]; // (3)
         }
         o[i] = dot(s, q); // (4)
+        deltas[i] = delta;
     }
-    Ok(o)
+    Ok((o, deltas))
 }
 
 /// α of each log α. The last result is reused, since neighbours are mostly equal.

@@ -876,25 +876,30 @@ fn wrong_heads_fail() {
         (true, false, Dtype::BF16, Way::Snapshots),
         (false, false, Dtype::F16, Way::ResumeOfLayer),
         (false, false, Dtype::F32, Way::Prefill),
+        (true, false, Dtype::F32, Way::Prefill),
     ];
     for (kda, parallel, state, way) in kinds {
-        let contents = expecting(random(kda, parallel, state, way, 7), &folder, "sim");
-        let tokens = contents.tensors["expected.o"].1[1];
-        let token = ((tokens + 1) * 2 + 1) * 64;
-        let slot = 64 * 64;
+        let right = random(kda, parallel, state, way, 7);
+        check(&right.write(&folder, "right"), &["--backend", "sim"]).succeeds();
+        let contents = expecting(right, &folder, "sim");
+        let [_, tokens, _, dim] = contents.tensors["expected.o"].1[..] else {
+            panic!("o has four dims")
+        };
+        let token = ((tokens + 1) * 2 + 1) * dim;
+        let slot = dim * dim;
         for (name, head, len, said) in [
-            ("expected.o", token, 64, "row 1, token 1, value head 1"),
+            ("expected.o", token, dim, "row 1, token 1, value head 1"),
             ("expected.state", slot, slot, "slot 0, value head 1"),
             (
                 "expected.snapshots",
-                token * 64,
+                token * dim,
                 slot,
                 "row 1, token 1, value head 1",
             ),
             (
                 "expected.pending.updates",
-                64 * 20,
-                64 * 20,
+                dim * 20,
+                dim * 20,
                 "slot 0, value head 1, entry",
             ),
         ] {

@@ -294,7 +294,7 @@ impl Recurrent<'_> {
             heads.store(&mut after.pool, end, hv, &state);
         }
         for (t, token) in row.tokens.clone().enumerate() {
-            let of_token = take(&mut state, &self.token(token, hv))?;
+            let (of_token, _) = take(&mut state, &self.token(token, hv))?;
             let o = ((row.tokens.start + t) * self.value_heads + hv) * self.value_dim;
             after.o[o..][..self.value_dim].copy_from_slice(&of_token);
             let besides = row.checkpoints.iter().filter(|(at, _)| *at == t);
