@@ -178,7 +178,7 @@ const KEPT_SPILLS: [(Entry, [u32; 2]); 6] = [
     (Entry::gdn_layer_parallel_f32_k128_tile128_alone, [28, 24]),
     (Entry::kda_layer_parallel_klast_bf16_k128_tile64, [0, 24]),
     (Entry::layer_mtp_klast_f32_k64_tile16, [0, 24]),
-    (Entry::layer_mtp_klast_f32_k128_tile32, [0, 24]),
+    (Entry::layer_mtp_klast_f32_k128_tile32, [0, 32]),
     (Entry::layer_mtp_klast_f32_k128_tile64, [0, 24]),
 ];
 

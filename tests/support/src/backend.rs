@@ -104,10 +104,10 @@ fn number(variable: &str, least: usize, usual: usize) -> usize {
     })
 }
 
-/// The driver compiles another text for each problem. So the GPU takes one problem in five, or one in `GATED_DELTA_GPU_SHARE`. An odd
+/// The driver compiles another text for each problem. So the GPU takes one problem in seven, or one in `GATED_DELTA_GPU_SHARE`. An odd
 /// share goes through all [`MACHINES`].
 fn share() -> usize {
-    static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 5));
+    static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 7));
     *SHARE
 }
 
