@@ -1,10 +1,4 @@
-//! Packs the PTX files of `ptx/`, each on its own, since a program that links this library unpacks only the files that it
-//! launches. A published package has them packed, in the file `ptx.packed` of `cargo xtask ptx-archive`.
-//!
 //! Makes a Rust `match` of the lines of `src/step/select/tiles.txt`.
-
-#[path = "src/ptx/packed.rs"]
-mod packed;
 
 use std::error::Error;
 use std::path::Path;
@@ -14,49 +8,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let here = env::var("CARGO_MANIFEST_DIR")?;
     let here = Path::new(&here);
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rerun-if-changed=src/ptx/packed.rs");
-    tiles(&here.join("src/step/select/tiles.txt"))?;
-    let (directory, archive) = (here.join("ptx"), here.join("ptx.packed"));
-    if directory.exists() {
-        println!("cargo::rerun-if-changed={}", directory.display());
-        for file in fs::read_dir(directory)? {
-            let path = file?.path();
-            if path.extension().is_some_and(|extension| extension == "ptx") {
-                let name = path.file_stem().and_then(|name| name.to_str());
-                let packed = packed::packed(&fs::read_to_string(&path)?);
-                embed(name.ok_or("a name that is no UTF-8")?, &packed)?;
-            }
-        }
-        return Ok(());
-    }
-    println!("cargo::rerun-if-changed={}", archive.display());
-    let all = fs::read(&archive).map_err(|error| {
-        format!(
-            "{}: {error}; `cargo xtask ptx-archive` makes it",
-            archive.display()
-        )
-    })?;
-    let mut rest = &*all;
-    while !rest.is_empty() {
-        let (name, packed);
-        (name, packed, rest) = first(rest).ok_or("a damaged archive")?;
-        embed(name, packed)?;
-    }
-    Ok(())
-}
-
-/// Name and packed text of the first entry of an archive, and what follows.
-fn first(archive: &[u8]) -> Option<(&str, &[u8], &[u8])> {
-    let line = archive.iter().position(|&byte| byte == b'\n')?;
-    let (name, len) = str::from_utf8(&archive[..line]).ok()?.split_once(' ')?;
-    let (packed, rest) = archive[line + 1..].split_at_checked(len.parse().ok()?)?;
-    Some((name, packed, rest))
-}
-
-/// Writes the packed text of an entry for `src/ptx.rs`.
-fn embed(name: &str, packed: &[u8]) -> Result<(), Box<dyn Error>> {
-    let to = Path::new(&env::var("OUT_DIR")?).join(name);
-    Ok(fs::write(to.with_extension("packed"), packed)?)
+    tiles(&here.join("src/step/select/tiles.txt"))
 }
 
 /// Leaves `rows` and `UNSELECTED` for `src/step/select/table.rs`: an arm for each line, in order. An entry that does not exist, or a line

@@ -2,29 +2,28 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::LazyLock;
 
-use gated_delta::kernel::specialise;
+use gated_delta::kernel::{specialise, template};
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_kernels::constants::Element;
-use gated_delta_kernels::for_each_entry;
 use gated_delta_kernels::launch::{self, Stage};
 use gated_delta_kernels::machine;
 use gated_delta_test_support::backend::{is_portable_chain, on_threads};
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::spec::Family;
 
-macro_rules! embed {
-    ($($entry:ident = $operator:ident::$body:ident<$($parameter:tt),*>;)*) => {
-        /// Every entry and its committed text.
-        const TEXTS: &[(Entry, &str)] =
-            &[$((Entry::$entry, include_str!(concat!("../host/ptx/", stringify!($entry), ".ptx"))),)*];
-    };
-}
-for_each_entry!(embed);
+/// Every entry and its committed text.
+static TEXTS: LazyLock<Vec<(Entry, String)>> = LazyLock::new(|| {
+    let text = |&entry| (entry, template(entry).unwrap());
+    Entry::ALL.iter().map(text).collect()
+});
 
 /// The entries of the operators on states, with family, name and text.
 fn on_states() -> impl Iterator<Item = (Family, &'static str, &'static str)> {
-    let of_family = |&(entry, text)| Some((Family::of(entry)?, entry.name(), text));
+    let of_family = |(entry, text): &'static (Entry, String)| {
+        Some((Family::of(*entry)?, entry.name(), &**text))
+    };
     TEXTS.iter().filter_map(of_family)
 }
 
@@ -76,15 +75,15 @@ fn there_is_a_file_for_each_entry_and_a_manifest() {
     let files: BTreeSet<_> = folder.read_dir().unwrap().map(name).collect();
     let wanted: BTreeSet<_> = Entry::ALL
         .iter()
-        .map(|entry| format!("{}.ptx", entry.name()))
+        .map(|entry| format!("{}.packed", entry.name()))
         .chain(["manifest.txt".to_owned()])
         .collect();
     assert_eq!(files, wanted);
 }
 
 #[test]
-fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
-    for (entry, text) in TEXTS {
+fn each_file_has_its_entry_alone() {
+    for (entry, text) in &*TEXTS {
         let name = entry.name();
         let entries: Vec<&str> = text
             .lines()
@@ -95,8 +94,6 @@ fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
             .lines()
             .any(|line| line == format!(".maxntid {}, 1, 1", entry.block_of(entry.max_heads())));
         assert!(bounds, "{name}: its launch bound");
-        let title = "// Written by `cargo xtask ptx`; edit kernels-gpu instead.";
-        assert_eq!(text.lines().next(), Some(title), "{name}");
     }
 }
 
@@ -104,7 +101,7 @@ fn each_file_has_its_entry_alone_and_says_where_it_comes_from() {
 /// Hopper; with warpgroups CUDA 12.0 and exactly Hopper.
 #[test]
 fn old_drivers_and_gpus_can_load_it() {
-    for (entry, text) in TEXTS {
+    for (entry, text) in &*TEXTS {
         let value = |directive| {
             let mut lines = text
                 .lines()
@@ -129,7 +126,7 @@ fn old_drivers_and_gpus_can_load_it() {
 /// No text has local memory, a call, or a generic access, whose state space is found at run time.
 #[test]
 fn nothing_is_in_local_memory_called_or_generic() {
-    for (entry, text) in TEXTS {
+    for (entry, text) in &*TEXTS {
         for instruction in instructions(text) {
             let parts: Vec<&str> = instruction.trim_end_matches(';').split('.').collect();
             let spaces = ["param", "global", "shared", "shared::cluster", "const"];
@@ -193,7 +190,7 @@ fn the_kernels_are_of_the_expected_instructions() {
 /// Prefills use the expected instructions for products, for loads of their factors, for decays and for rounding.
 #[test]
 fn prefills_are_of_the_expected_instructions() {
-    for (entry, text) in TEXTS {
+    for (entry, text) in &*TEXTS {
         let Some(of) = prefill_of(*entry) else {
             continue;
         };
@@ -250,7 +247,7 @@ fn prefill_of(entry: Entry) -> Option<Stage> {
 /// A state may be loaded before the branch on its slot, but never without the predicate that the slot is valid.
 #[test]
 fn states_are_loaded_under_a_predicate() {
-    for (entry, text) in TEXTS {
+    for (entry, text) in &*TEXTS {
         for line in text
             .lines()
             .filter(|line| line.contains("ld.global.L1::no_allocate"))
@@ -263,7 +260,7 @@ fn states_are_loaded_under_a_predicate() {
 
 #[test]
 fn the_symbols_of_a_text_are_those_of_its_operator() {
-    for (entry, text) in TEXTS {
+    for (entry, text) in &*TEXTS {
         assert_eq!(symbols(text), used(*entry).collect(), "{}", entry.name());
     }
 }
@@ -592,7 +589,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
 
 #[test]
 fn specialisation_leaves_no_symbol() {
-    for (entry, text) in TEXTS {
+    for (entry, text) in &*TEXTS {
         let values: Vec<u32> = (0..entry.symbols().len() as u32).collect();
         let special = specialise(text, entry.symbols(), &values)
             .unwrap()
@@ -612,7 +609,7 @@ fn specialisation_leaves_no_symbol() {
 /// other field.
 #[test]
 fn keys_that_differ_in_one_field_have_different_code() {
-    on_threads(TEXTS, |(entry, text)| {
+    on_threads(&TEXTS, |(entry, text)| {
         let symbols = entry.symbols();
         // Only lines with symbols can differ between the texts.
         let with_symbols = |line: &&str| line.contains("GD_");

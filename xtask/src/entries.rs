@@ -4,9 +4,12 @@ pub use gated_delta_kernels::entries::Entry;
 
 use anyhow::{Context, Result};
 
+/// What follows an entry's name in the name of its file.
+pub const EXTENSION: &str = ".packed";
+
 /// File name of an entry under `host/ptx`.
 pub fn file_name(entry: Entry) -> String {
-    format!("{}.ptx", entry.name())
+    entry.name().to_owned() + EXTENSION
 }
 
 /// The entry called `name`.

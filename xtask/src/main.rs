@@ -3,7 +3,6 @@
 //! The library itself builds with plain `cargo build`, since the PTX that it embeds is committed. This tool makes and checks that
 //! PTX, disassembles it, and packs the tests for a GPU host.
 
-mod archive;
 mod assemble;
 mod bundle;
 mod compile;
@@ -36,7 +35,7 @@ enum Task {
     /// rust-src, or Debian's rustc-web, unpacked under target/. The assemblers are those in
     /// $GATED_DELTA_CUDA_BIN or NVIDIA's wheels, unpacked under target/.
     Toolchain,
-    /// Compile kernels-gpu to host/ptx, one file per entry and a manifest, and assemble each entry for every architecture.
+    /// Compile kernels-gpu to host/ptx, one packed file per entry and a manifest, and assemble each entry for every architecture.
     Ptx {
         /// Write nothing; fail if the committed files differ from the output of these sources, and assemble each entry with a quarter
         /// of its profiles, each for one architecture.
@@ -51,8 +50,12 @@ enum Task {
         #[arg(long, value_name = "REVISION", conflicts_with = "check")]
         same: Option<String>,
     },
-    /// Pack host/ptx into host/ptx.packed, which replaces it in `cargo package`.
-    PtxArchive,
+    /// Print the PTX of an entry, or of a file like those in host/ptx. With `git config diff.ptx.textconv "cargo xtask text"` git shows
+    /// the differences of texts.
+    Text {
+        /// Name of an entry in kernels-gpu/src/entries.rs, or a path.
+        of: String,
+    },
     /// Print the machine code of an entry.
     Sass(sass::Options),
     /// Pack tests, bench, command line and fixtures into target/gpu-bundle.tar.xz, for a host without Rust.
@@ -69,7 +72,7 @@ fn main() -> ExitCode {
             ..
         } => same::compare_with(&revision, only.as_deref()),
         Task::Ptx { only, .. } => ptx::write(only.as_deref()),
-        Task::PtxArchive => archive::write(),
+        Task::Text { of } => ptx::print(&of),
         Task::Sass(options) => sass::print(&options),
         Task::GpuBundle => bundle::build(),
     };

@@ -1,4 +1,4 @@
-//! `host/ptx/manifest.txt`: hashes of the PTX files and of their sources, the compiler that made them, and their sizes and registers.
+//! `host/ptx/manifest.txt`: hashes of the PTX texts and of their sources, the compiler that made them, and their sizes and registers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,8 +9,9 @@ use crate::hash;
 pub const NAME: &str = "manifest.txt";
 
 const TITLE: &str = "\
-Written by `cargo xtask ptx`. A file: SHA-256 without its first line, bytes, and registers of a thread with each profile of
-xtask/src/profiles.rs in its order, for sm_90, or for sm_90a where warpgroups multiply.
+Written by `cargo xtask ptx`, as are the files beside: edit kernels-gpu instead. `cargo xtask text NAME` prints a text. A file: SHA-256
+of its text, bytes of the text, and registers of a thread with each profile of xtask/src/profiles.rs in its order, for sm_90, or for
+sm_90a where warpgroups multiply.
 ";
 
 /// Content of the manifest, one `key: value` a line. A key that the text lacks is empty here.
@@ -29,20 +30,20 @@ pub struct Manifest {
 /// A PTX file.
 #[derive(Debug, Default, PartialEq)]
 pub struct File {
-    /// Hash of the text without its first line.
+    /// Hash of the text.
     pub hash: String,
-    /// Size of the file, first line included.
+    /// Size of the text.
     pub bytes: usize,
     /// Registers of a thread, by the number of the profile.
     pub registers: Vec<u32>,
 }
 
 impl File {
-    /// The file of a text below `title`.
-    pub fn of(title: &str, body: &str, registers: Vec<u32>) -> Self {
+    /// The file of a text.
+    pub fn of(text: &str, registers: Vec<u32>) -> Self {
         Self {
-            hash: hash::of_text(body),
-            bytes: title.len() + body.len(),
+            hash: hash::of_text(text),
+            bytes: text.len(),
             registers,
         }
     }
@@ -110,11 +111,11 @@ mod tests {
             assembler: "release 13.0, V13.0.88".into(),
             sources: "ab".into(),
             files: BTreeMap::from([
-                ("a.ptx".into(), File::of("title\n", "a", vec![40, 38])),
-                ("b.ptx".into(), File::of("title\n", "b", vec![])),
+                ("a.packed".into(), File::of("text", vec![40, 38])),
+                ("b.packed".into(), File::of("b", vec![])),
             ]),
         };
-        assert_eq!(manifest.files["a.ptx"].bytes, 7);
+        assert_eq!(manifest.files["a.packed"].bytes, 4);
         assert_eq!(Manifest::parse(&manifest.to_text()), manifest);
         assert_eq!(Manifest::parse("no manifest"), Manifest::default());
     }

@@ -1,31 +1,61 @@
-//! `cargo xtask ptx`: writes and checks the committed PTX files and their manifest.
+//! `cargo xtask ptx`: writes and checks the committed PTX files, which are [packed], and their manifest.
+
+#[path = "../../host/src/ptx/packed.rs"]
+mod packed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::assemble::{Registers, Scope};
-use crate::entries::{Entry, file_name};
+use crate::entries::{self, Entry, file_name};
 use crate::manifest::{File, Manifest};
 use crate::module::{Cluster, LaunchBounds};
 use crate::toolchain::Compiler;
 use crate::{assemble, compile, hash, manifest, shell, toolchain};
-
-/// First line of each PTX file.
-const TITLE: &str = "// Written by `cargo xtask ptx`; edit kernels-gpu instead.\n";
 
 /// Directory of the committed files.
 pub fn directory() -> PathBuf {
     shell::root().join("host/ptx")
 }
 
-/// Reads the committed file of `entry`.
+/// The committed text of `entry`.
 pub fn read(entry: Entry) -> Result<String> {
     let path = directory().join(file_name(entry));
-    fs::read_to_string(&path)
-        .with_context(|| format!("{}; `cargo xtask ptx` makes it", path.display()))
+    read_file(&path).context("`cargo xtask ptx` makes it")
+}
+
+/// The text of a packed file.
+fn read_file(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+    unpacked(&bytes).with_context(|| path.display().to_string())
+}
+
+/// The text in the bytes of a file.
+pub fn unpacked(bytes: &[u8]) -> Result<String> {
+    packed::unpacked(bytes).context("damaged")
+}
+
+/// Prints the text of an entry's file, or of any packed file.
+pub fn print(of: &str) -> Result<()> {
+    let file = Path::new(of);
+    let text = match file.is_file() {
+        true => read_file(file)?,
+        false => read(entries::find(of)?)?,
+    };
+    print!("{text}");
+    Ok(())
+}
+
+/// Packs a text into a file, from which the same text comes back.
+fn write_file(path: &Path, text: &str) -> Result<()> {
+    let bytes = packed::packed(text);
+    if packed::unpacked(&bytes).as_deref() != Some(text) {
+        bail!("{}: the packed text is another one", path.display());
+    }
+    fs::write(path, bytes).with_context(|| path.display().to_string())
 }
 
 /// Compiles the kernels, writes the files that change, assembles all, and writes the manifest if nothing is wrong. `only` limits this
@@ -44,8 +74,7 @@ pub fn write(only: Option<&str>) -> Result<()> {
     }
     for (name, text) in &files {
         if committed.get(name) != Some(text) {
-            let path = directory.join(name);
-            fs::write(&path, text).with_context(|| path.display().to_string())?;
+            write_file(&directory.join(name), text)?;
         }
     }
     let known = assemble::check(scope)?;
@@ -55,8 +84,7 @@ pub fn write(only: Option<&str>) -> Result<()> {
     let file = |(name, text): (&String, &String)| {
         let registers = known.of_files.get(name).into_iter().flatten();
         let registers = registers.map(|(_, registers)| *registers).collect();
-        let file = File::of(TITLE, &text[TITLE.len()..], registers);
-        (name.clone(), file)
+        (name.clone(), File::of(text, registers))
     };
     let manifest = Manifest {
         compiler: compiler.identity,
@@ -149,7 +177,7 @@ pub fn compiled(compiler: &Compiler, scope: Scope<'_>) -> Result<BTreeMap<String
         };
         let mut of_modules = modules.iter();
         if let Some(body) = of_modules.find_map(|module| module.extract(entry.name(), &bounds)) {
-            files.insert(file_name(entry), TITLE.to_owned() + &body);
+            files.insert(file_name(entry), body);
         }
     }
     Ok(files)
@@ -170,11 +198,10 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
     }
     let entries: BTreeSet<_> = Entry::ALL.iter().map(|entry| file_name(*entry)).collect();
     for name in &entries {
-        let hash_of = |text: &String| text.strip_prefix(TITLE).map(hash::of_text);
         match (committed.get(name), manifest.files.get(name)) {
             (None, _) => problems.push(format!("{name}: missing")),
             (_, None) => problems.push(format!("{name}: not in {}", manifest::NAME)),
-            (Some(text), Some(file)) if hash_of(text).as_ref() != Some(&file.hash) => {
+            (Some(text), Some(file)) if hash::of_text(text) != file.hash => {
                 problems.push(format!(
                     "{name}: edited by hand (its hash in {} does not hold)",
                     manifest::NAME
@@ -195,18 +222,18 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
     problems
 }
 
-/// The files in `host/ptx` by name.
+/// The texts of the files in `host/ptx` by name.
 pub fn committed() -> Result<BTreeMap<String, String>> {
     let directory = directory();
     let mut files = BTreeMap::new();
     for item in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
         let path = item?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
-        files.insert(
-            name.into_owned(),
-            String::from_utf8_lossy(&bytes).into_owned(),
-        );
+        let text = match name == manifest::NAME {
+            true => fs::read_to_string(&path).with_context(|| path.display().to_string())?,
+            false => read_file(&path)?,
+        };
+        files.insert(name.into_owned(), text);
     }
     Ok(files)
 }
@@ -228,12 +255,10 @@ mod tests {
             sources: "ab".into(),
             files: texts
                 .clone()
-                .map(|(name, body)| (name, File::of(TITLE, &body, vec![40, 38])))
+                .map(|(name, body)| (name, File::of(&body, vec![40, 38])))
                 .collect(),
         };
-        let mut files: BTreeMap<_, _> = texts
-            .map(|(name, body)| (name, TITLE.to_owned() + &body))
-            .collect();
+        let mut files: BTreeMap<_, _> = texts.collect();
         files.insert(manifest::NAME.into(), manifest.to_text());
         files
     }
@@ -256,7 +281,7 @@ mod tests {
     fn each_problem_is_named() {
         let name = file_name(FIRST);
         let edited = format!("{name}: edited by hand (its hash in manifest.txt does not hold)");
-        let unknown = "a.ptx: of no entry in kernels-gpu/src/entries.rs";
+        let unknown = "a.packed: of no entry in kernels-gpu/src/entries.rs";
         assert_eq!(problems(|_, _| ()), [""; 0]);
         assert_eq!(
             stale_files(&files(), "cd"),
@@ -266,20 +291,16 @@ mod tests {
             problems(|files, name| *files.get_mut(name).unwrap() += " "),
             [edited.as_str()]
         );
-        let another_title = problems(|files, name| {
-            let text = files.get_mut(name).unwrap();
-            *text = text.replacen("instead", "too", 1);
-        });
-        assert_eq!(another_title, [edited.as_str()]);
         assert_eq!(
             problems(|files, name| drop(files.remove(name))),
             [format!("{name}: missing")]
         );
         assert_eq!(
-            problems(|files, _| drop(files.insert("a.ptx".into(), TITLE.into()))),
+            problems(|files, _| drop(files.insert("a.packed".into(), "a".into()))),
             [unknown]
         );
-        let listed = problems(|files, _| *files.get_mut(manifest::NAME).unwrap() += "a.ptx: ab\n");
+        let listed =
+            problems(|files, _| *files.get_mut(manifest::NAME).unwrap() += "a.packed: ab\n");
         assert_eq!(listed, [unknown]);
         assert_eq!(problems(forget), [format!("{name}: not in manifest.txt")]);
         assert_eq!(

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 use tar::Archive;
 
 use crate::assemble::Scope;
+use crate::entries::EXTENSION;
 use crate::module::minimal;
-use crate::{hash, manifest, ptx, shell, text, toolchain};
+use crate::{hash, ptx, shell, text, toolchain};
 
 /// Compiles the kernels, compares their texts with those in `host/ptx` of `revision`, and prints the differences. Fails if a text was
 /// changed, added or removed. A text in which only the entry's symbol differs counts as renamed. `only` limits this to entries whose
@@ -19,7 +20,8 @@ pub fn compare_with(revision: &str, only: Option<&str>) -> Result<()> {
     let scope = only.map_or(Scope::All, Scope::Only);
     let now = ptx::compiled(&toolchain::compiler()?, scope)?;
     let mut before = of_revision(revision)?;
-    before.retain(|name, _| only.is_none_or(|only| name.trim_end_matches(".ptx").contains(only)));
+    before
+        .retain(|name, _| only.is_none_or(|only| name.trim_end_matches(EXTENSION).contains(only)));
     let changes = Changes::between(&before, &now);
     println!("{changes}");
     if !changes.are_none() {
@@ -28,20 +30,26 @@ pub fn compare_with(revision: &str, only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// The files of `host/ptx` in `revision`, by name.
+/// The texts of `host/ptx` in `revision`, by the name of their file now. They were files of their own once, with a title.
 fn of_revision(revision: &str) -> Result<BTreeMap<String, String>> {
     let mut git = Command::new("git");
     git.args(["archive", "--format=tar", revision, "host/ptx"]);
-    let tar = shell::stdout(git.current_dir(shell::root()))?;
+    let tar = shell::bytes(git.current_dir(shell::root()))?;
     let mut files = BTreeMap::new();
-    for file in Archive::new(tar.as_bytes()).entries()? {
+    for file in Archive::new(&*tar).entries()? {
         let mut file = file?;
         let path = file.path()?.into_owned();
-        let mut text = String::new();
-        file.read_to_string(&mut text)
-            .with_context(|| path.display().to_string())?;
-        if let (Some(name), true) = (path.file_name(), file.header().entry_type().is_file()) {
-            files.insert(name.to_string_lossy().into_owned(), text);
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let of_file = || path.display().to_string();
+        if name.ends_with(EXTENSION) {
+            let text = ptx::unpacked(&bytes).with_context(of_file)?;
+            files.insert(name.into_owned(), text);
+        } else if let Some(entry) = name.strip_suffix(".ptx") {
+            let text = String::from_utf8(bytes).with_context(of_file)?;
+            let (_title, text) = text.split_once('\n').unwrap_or_default();
+            files.insert(entry.to_owned() + EXTENSION, text.to_owned());
         }
     }
     Ok(files)
@@ -62,7 +70,7 @@ struct Changes<'a> {
 impl<'a> Changes<'a> {
     fn between(before: &'a BTreeMap<String, String>, now: &'a BTreeMap<String, String>) -> Self {
         let mut changes = Self::default();
-        for (name, old) in texts(before) {
+        for (name, old) in before {
             match now.get(name) {
                 Some(new) if body_hash(name, new) == body_hash(name, old) => {
                     changes.same.push((name, new.len()));
@@ -77,7 +85,7 @@ impl<'a> Changes<'a> {
             let hash = body_hash(name, &before[name]);
             gone.entry(hash).or_default().push(name);
         }
-        for (name, new) in texts(now).filter(|(name, _)| !before.contains_key(*name)) {
+        for (name, new) in now.iter().filter(|(name, _)| !before.contains_key(*name)) {
             match gone.get_mut(&body_hash(name, new)).and_then(Vec::pop) {
                 Some(old) => changes.renamed.push(([old, name], new.len())),
                 None => changes.added.push((name, new.len())),
@@ -112,20 +120,10 @@ impl fmt::Display for Changes<'_> {
     }
 }
 
-/// The files that are texts of entries: all but the manifest.
-fn texts(files: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, &str)> {
-    let all = files
-        .iter()
-        .map(|(name, text)| (name.as_str(), text.as_str()));
-    all.filter(|(name, _)| *name != manifest::NAME)
-}
-
-/// Hash of the text of the file `name` without its first line, the entry's symbol, the symbols of its parameters, and unnecessary
-/// white space.
+/// Hash of the text of the file `name` without the entry's symbol, the symbols of its parameters, and unnecessary white space.
 fn body_hash(name: &str, text: &str) -> String {
-    let symbol = name.trim_end_matches(".ptx");
-    let body = text.split_once('\n').map_or("", |(_, body)| body);
-    let body: String = body.lines().map(|line| minimal(line) + "\n").collect();
+    let symbol = name.trim_end_matches(EXTENSION);
+    let body: String = text.lines().map(|line| minimal(line) + "\n").collect();
     hash::of_text(&text::replace_words(&body, |word| {
         let rest = word.strip_prefix(symbol)?;
         (rest.is_empty() || rest.starts_with("_param_")).then(|| format!("entry{rest}"))
@@ -139,14 +137,11 @@ mod tests {
     /// Files made of pairs of an entry's name and its only instruction.
     fn files(texts: &[(&str, &str)]) -> BTreeMap<String, String> {
         let text = |(name, instruction): &(&str, &str)| {
-            let text = format!(
-                "// Title\n.visible .entry {name}(\n\t.param {name}_param_0\n){{ {instruction} }}\n"
-            );
-            (format!("{name}.ptx"), text)
+            let text =
+                format!(".visible .entry {name}(\n\t.param {name}_param_0\n){{ {instruction} }}\n");
+            (format!("{name}.packed"), text)
         };
-        let mut files: BTreeMap<_, _> = texts.iter().map(text).collect();
-        files.insert(manifest::NAME.into(), texts.len().to_string());
-        files
+        texts.iter().map(text).collect()
     }
 
     #[test]
@@ -156,32 +151,30 @@ mod tests {
         let changes = Changes::between(&before, &now);
         let bytes = |name: &str| now.get(name).unwrap_or_else(|| &before[name]).len();
         let expected = Changes {
-            same: vec![("a.ptx", bytes("a.ptx"))],
-            changed: vec![("c.ptx", [bytes("c.ptx"); 2])],
-            renamed: vec![(["b.ptx", "bb.ptx"], bytes("bb.ptx"))],
-            added: vec![("e.ptx", bytes("e.ptx"))],
-            removed: vec![("d.ptx", bytes("d.ptx"))],
+            same: vec![("a.packed", bytes("a.packed"))],
+            changed: vec![("c.packed", [bytes("c.packed"); 2])],
+            renamed: vec![(["b.packed", "bb.packed"], bytes("bb.packed"))],
+            added: vec![("e.packed", bytes("e.packed"))],
+            removed: vec![("d.packed", bytes("d.packed"))],
         };
         assert_eq!(changes, expected);
         assert!(!changes.are_none());
         let lines = changes.to_string();
         for line in [
-            "changed  c.ptx, 56 bytes to 56",
-            "renamed  b.ptx to bb.ptx, 58 bytes",
-            "added    e.ptx, 56 bytes",
-            "removed  d.ptx, 56 bytes",
-            "the same: 1 texts, 56 bytes",
+            "changed  c.packed, 47 bytes to 47",
+            "renamed  b.packed to bb.packed, 49 bytes",
+            "added    e.packed, 47 bytes",
+            "removed  d.packed, 47 bytes",
+            "the same: 1 texts, 47 bytes",
         ] {
             assert!(lines.contains(line), "{line} in\n{lines}");
         }
     }
 
     #[test]
-    fn a_title_and_a_symbol_are_no_change_and_a_copy_is_added() {
-        let mut before = files(&[("a", "ret;"), ("b", "ret;")]);
+    fn a_symbol_is_no_change_and_a_copy_is_added() {
+        let before = files(&[("a", "ret;"), ("b", "ret;")]);
         let now = files(&[("a", "ret;"), ("x", "ret;")]);
-        let text = before["a.ptx"].replacen("Title", "Another", 1);
-        before.insert("a.ptx".into(), text);
         assert!(Changes::between(&before, &now).are_none());
         let copied = files(&[("a", "ret;"), ("x", "ret;"), ("y", "ret;")]);
         let changes = Changes::between(&before, &copied);

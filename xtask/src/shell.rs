@@ -48,6 +48,12 @@ pub fn capture(command: &mut Command) -> Result<Output> {
 
 /// Runs `command` and returns its standard output.
 pub fn stdout(command: &mut Command) -> Result<String> {
+    let bytes = bytes(command)?;
+    String::from_utf8(bytes).with_context(|| format!("output of {}", describe(command)))
+}
+
+/// As [`stdout`], of a command whose output is no text.
+pub fn bytes(command: &mut Command) -> Result<Vec<u8>> {
     let output = capture(command)?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -58,7 +64,7 @@ pub fn stdout(command: &mut Command) -> Result<String> {
             stderr.trim_end()
         );
     }
-    String::from_utf8(output.stdout).with_context(|| format!("output of {}", describe(command)))
+    Ok(output.stdout)
 }
 
 fn describe(command: &Command) -> String {

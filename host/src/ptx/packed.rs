@@ -1,5 +1,5 @@
-//! The packed form of PTX, which `build.rs` or `cargo xtask ptx-archive` makes and the library reads: without comment lines, with
-//! relative register numbers, deflated. Relative numbers save a third.
+//! The packed form of PTX, which `cargo xtask ptx` makes and the library reads: with relative register numbers, deflated. Relative
+//! numbers save a third.
 //!
 //! A register's number is replaced by its difference from the register at the same place of the last line of the same kind. Lines
 //! are of a kind if they are the same up to their first register:
@@ -8,7 +8,7 @@
 //! fma.rn.f32 %r120,%r41,%r7,%r112;      fma.rn.f32 %r120,%r41,%r7,%r112;
 //! fma.rn.f32 %r121,%r41,%r8,%r113;      fma.rn.f32 %r1,%r0,%r1,%r1;
 //! ```
-#![allow(dead_code)] // whoever packs does not unpack
+#![allow(dead_code)] // the library does not pack
 
 use std::fmt::Write;
 
@@ -23,12 +23,13 @@ const PLACES: usize = 8;
 
 /// `text`, packed.
 pub fn packed(text: &str) -> Vec<u8> {
-    let lines = text.lines().filter(|line| !line.starts_with("//"));
-    let text = rewritten(lines, |number, last| [number.wrapping_sub(last), number]);
+    let text = rewritten(text.lines(), |number, last| {
+        [number.wrapping_sub(last), number]
+    });
     deflate::compress_to_vec(text.as_bytes(), LEVEL)
 }
 
-/// The text that was [`packed`], without its comment lines. `None` if the bytes are damaged.
+/// The text that was [`packed`]. `None` if the bytes are damaged.
 pub fn unpacked(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8(inflate::decompress_to_vec(bytes).ok()?).ok()?;
     Some(rewritten(text.lines(), |number, last| {
