@@ -1,8 +1,15 @@
 //! Plans, and the driver's compilation of the kernels.
 
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::{env, fs};
+
 use gated_delta::{DType, Entry, Error, Formulation, StateLayout, Tensor};
 use gated_delta_harness::arguments::{Arguments, Operator};
 use gated_delta_test_support::backend::{cuda, cuda_for, of_gpu, on_threads};
+use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::deferred;
 use gated_delta_test_support::layout::Spacing;
@@ -173,42 +180,108 @@ fn every_kernel_has_room() {
 
 /// Whole layers that spill, and the most bytes of a thread without and with previous tokens: one block less on a multiprocessor, which would
 /// have the registers, is slower (docs/lab-notes.md, "Spills that are kept").
-const KEPT_SPILLS: [(Entry, [u32; 2]); 6] = [
+const KEPT_SPILLS: [(Entry, [u32; 2]); 8] = [
     (Entry::gdn_layer_parallel_f32_k128_tile128, [48, 88]),
     (Entry::gdn_layer_parallel_f32_k128_tile128_alone, [28, 24]),
     (Entry::kda_layer_parallel_klast_bf16_k128_tile64, [0, 24]),
+    (Entry::layer_mtp_klast_bf16_k64_tile64, [0, 8]),
     (Entry::layer_mtp_klast_f32_k64_tile16, [0, 24]),
+    (Entry::layer_mtp_klast_f32_k64_tile64, [0, 16]),
     (Entry::layer_mtp_klast_f32_k128_tile32, [0, 32]),
     (Entry::layer_mtp_klast_f32_k128_tile64, [0, 24]),
 ];
 
-/// The driver's compiler keeps every variant for this GPU in registers, without spills but those of [`KEPT_SPILLS`]. The GPU takes a share of the forms: other ones
-/// of neighbouring families and entries, and one of each at least.
+/// Every problem of [`every_kernel`] and of deferred write-back, by family or entry, each with its form.
+fn every_form() -> Vec<Vec<(String, Case)>> {
+    let of_family = |of: Vec<Spec>| {
+        let form = |spec: Spec| (format!("{:?}", spec.form), spec.case());
+        of.into_iter().map(form).collect()
+    };
+    let of_entry = |spec: deferred::Spec| {
+        let gaps = deferred::Spec {
+            io: DType::F32,
+            gap: 3,
+            ..spec.clone()
+        };
+        let flush = deferred::Spec {
+            tokens: 0,
+            ..spec.clone()
+        };
+        let form = |spec: deferred::Spec| (format!("{spec:?}"), spec.problem().case());
+        [spec, gaps, flush].map(form).into()
+    };
+    let waiting = deferred::entries().flat_map(|entry| deferred::of_entry(entry, &[0, 8, 5]));
+    let steps = every_kernel().into_iter().map(of_family);
+    steps.chain(waiting.map(of_entry)).collect()
+}
+
+/// Bytes of a thread that a kernel may spill: see [`KEPT_SPILLS`].
+fn kept_spills(entry: Entry, constants: &[(&str, u32)]) -> u32 {
+    let resumes =
+        (constants.iter()).any(|(name, value)| *name == "GD_PREVIOUS_TOKENS" && *value > 0);
+    let kept = KEPT_SPILLS.iter().find(|(of, _)| *of == entry);
+    kept.map_or(0, |(_, bytes)| bytes[usize::from(resumes)])
+}
+
+/// ptxas keeps the kernels in registers that Hopper's GPUs of few and of many multiprocessors select, in every form: where
+/// `GATED_DELTA_CUDA_BIN` says where it is.
+#[test]
+fn no_kernel_spills_by_ptxas() {
+    let Some(folder) = env::var_os("GATED_DELTA_CUDA_BIN") else {
+        println!("SKIPPED: ptxas (GATED_DELTA_CUDA_BIN is not set)");
+        return;
+    };
+    let ptxas = Path::new(&folder).join("ptxas");
+    let mut kernels = HashMap::new();
+    for (form, case) in every_form().concat() {
+        for multiprocessors in [1, 132] {
+            let launches = case.nowhere(|work| {
+                let recipe = work.recipe_for(multiprocessors, (9, 0)).unwrap();
+                recipe.launches().collect::<Vec<_>>()
+            });
+            for launch in launches {
+                kernels.entry(launch.kernel).or_insert(form.clone());
+            }
+        }
+    }
+    let kernels: Vec<_> = kernels.into_iter().enumerate().collect();
+    let spills = Mutex::new(Vec::new());
+    on_threads(&kernels, |(i, (kernel, form))| {
+        let (entry, text) = (kernel.entry(), kernel.ptx().unwrap());
+        let own = text.lines().find_map(|line| line.strip_prefix(".target "));
+        let arch = own.filter(|target| *target == "sm_90a").unwrap_or("sm_90");
+        let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spills-{i}"));
+        fs::write(&file, &text).unwrap();
+        let mut command = Command::new(&ptxas);
+        let out = command
+            .args(["-v", "-arch", arch, "-o", "/dev/null"])
+            .arg(&file);
+        let out = out.output().unwrap();
+        fs::remove_file(&file).unwrap();
+        let said = String::from_utf8_lossy(&out.stderr) + String::from_utf8_lossy(&out.stdout);
+        let frame = said.split_once(" bytes stack frame");
+        let bytes = frame.and_then(|(before, _)| before.split_whitespace().last()?.parse().ok());
+        let bytes: u32 = bytes.unwrap_or_else(|| panic!("{}: {said}", entry.name()));
+        let constants: Vec<_> = kernel.constants().collect();
+        if bytes > kept_spills(entry, &constants) {
+            let spill = format!("{bytes} bytes: {} {form} with {constants:?}", entry.name());
+            spills.lock().unwrap().push(spill);
+        }
+    });
+    let spills = spills.into_inner().unwrap();
+    assert!(spills.is_empty(), "{}", spills.join("\n"));
+    println!("{} kernels", kernels.len());
+}
+
+/// The driver's compiler keeps every variant for this GPU in registers, without spills but those of [`KEPT_SPILLS`]. The GPU takes a
+/// share of the forms: other ones of neighbouring families and entries, and one of each at least.
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };
     // Entries of a prefill for other GPUs too.
     let elsewhere = cuda_for(Entry::gdn_prefill_chain_k128_tile64_mma);
-    let forms = every_kernel().into_iter().enumerate();
-    let forms = forms.flat_map(|(i, of_family)| of_gpu(of_family, i));
-    let forms = forms.map(|spec| (format!("{:?}", spec.form), spec.case()));
-    let waiting = deferred::entries()
-        .flat_map(|entry| deferred::of_entry(entry, &[0, 8, 5]))
-        .enumerate()
-        .flat_map(|(i, spec)| {
-            let gaps = deferred::Spec {
-                io: DType::F32,
-                gap: 3,
-                ..spec.clone()
-            };
-            let flush = deferred::Spec {
-                tokens: 0,
-                ..spec.clone()
-            };
-            let forms = of_gpu(vec![spec, gaps, flush], i).into_iter();
-            forms.map(|spec| (format!("{spec:?}"), spec.problem().case()))
-        });
-    let cases: Vec<_> = forms.chain(waiting).collect();
+    let forms = every_form().into_iter().enumerate();
+    let cases: Vec<_> = forms.flat_map(|(i, of)| of_gpu(of, i)).collect();
     on_threads(&cases, |(form, case)| {
         let is_prefill = case.formulation() == Formulation::Chunked;
         let elsewhere = elsewhere.filter(|_| is_prefill);
@@ -220,14 +293,10 @@ fn no_kernel_spills() {
                 Ok::<_, Error>((library.resources(&*work)?, constants))
             });
             let (resources, constants) = resources.unwrap().0.unwrap();
-            let resumes =
-                (constants.iter()).any(|(name, value)| *name == "GD_PREVIOUS_TOKENS" && *value > 0);
             for (entry, resources) in resources {
                 println!("{} {form}: {resources:?}", entry.name());
-                let kept = KEPT_SPILLS.iter().find(|(of, _)| *of == entry);
-                let most = kept.map_or(0, |(_, bytes)| bytes[usize::from(resumes)]);
                 assert!(
-                    resources.local_bytes <= most,
+                    resources.local_bytes <= kept_spills(entry, &constants),
                     "{} {form}: {resources:?} with {constants:?}",
                     entry.name()
                 );

@@ -5,11 +5,10 @@ use std::ptr;
 
 use gated_delta::driver::{Context, Module, RawFunction};
 use gated_delta::raw::Recipe;
-use gated_delta::{Activation, DType, Entry, Error, StateLayout, StreamRef, Tensor, Work};
+use gated_delta::{Activation, DType, Entry, Error, StateLayout, StreamRef, Work};
 use gated_delta_harness::arguments::Operator;
 use gated_delta_kernels::machine;
 use gated_delta_test_support::backend::{Backend, cuda, simulator};
-use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::check;
 use gated_delta_test_support::for_all;
 use gated_delta_test_support::problem::Sizes;
@@ -18,26 +17,12 @@ use gated_delta_test_support::strategy::specs;
 
 use crate::engine::families;
 
-/// Calls `body` with the arguments of a case at addresses without memory.
-fn nowhere<R>(case: &Case, body: impl FnOnce(&dyn Work) -> R) -> R {
-    let base = |(i, dtype, len): (usize, DType, usize)| {
-        // SAFETY: nothing is launched.
-        unsafe { Tensor::from_raw(0x10_0000_0000 * (i as u64 + 1), dtype, &[len]) }.unwrap()
-    };
-    let buffers = case.buffers.iter().enumerate();
-    let bases: Vec<_> = buffers
-        .map(|(i, buffer)| base((i, buffer.dtype, buffer.len())))
-        .collect();
-    let args = case.args.map(&|view| view.of(&bases)).unwrap();
-    body(&*args.work().unwrap())
-}
-
 #[test]
 fn a_recipe_is_what_a_launch_is_made_of() {
     for family in Family::all() {
         for_all("recipes", 8, specs(family, 16), |spec| {
             let case = spec.case();
-            nowhere(&case, |work| check_recipe(work, case.batch()));
+            case.nowhere(|work| check_recipe(work, case.batch()));
         });
     }
 }
@@ -77,7 +62,7 @@ fn a_kernel_is_the_key_of_what_is_compiled() {
     let kernel = |change: &dyn Fn(&mut Spec)| {
         let mut spec = Spec::plain(family);
         change(&mut spec);
-        nowhere(&spec.case(), |work| work.recipe().unwrap().kernel)
+        spec.case().nowhere(|work| work.recipe().unwrap().kernel)
     };
     let plain = kernel(&|_| {});
     assert_eq!(plain, kernel(&|spec| spec.batch += 1));
@@ -142,7 +127,7 @@ fn a_layer_is_compiled_for_its_convolution_and_norm() {
     let kernel = |change: &dyn Fn(&mut Spec)| {
         let mut spec = Spec::plain(family);
         change(&mut spec);
-        nowhere(&spec.case(), |work| work.recipe().unwrap().kernel)
+        spec.case().nowhere(|work| work.recipe().unwrap().kernel)
     };
     let conv = |change: fn(&mut ConvChoice)| kernel(&|spec| spec.conv.iter_mut().for_each(change));
     let norm = |change: fn(&mut NormChoice)| kernel(&|spec| spec.norm.iter_mut().for_each(change));

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use gated_delta::StateLayout;
+use gated_delta::{StateLayout, Tensor, Work};
 use gated_delta_harness::arguments::Arguments;
 
 use crate::buffer::{Buffer, View};
@@ -40,6 +40,22 @@ impl PartialEq for Case {
 }
 
 impl Case {
+    /// Calls `body` with the arguments at addresses without memory.
+    ///
+    /// # Panics
+    /// If the arguments are none.
+    pub fn nowhere<R>(&self, body: impl FnOnce(&dyn Work) -> R) -> R {
+        let buffers = self.buffers.iter().enumerate();
+        let base = |(i, buffer): (usize, &Buffer)| {
+            let address = 0x10_0000_0000 * (i as u64 + 1);
+            // SAFETY: nothing is launched.
+            unsafe { Tensor::from_raw(address, buffer.dtype, &[buffer.len()]) }.unwrap()
+        };
+        let bases: Vec<_> = buffers.map(base).collect();
+        let args = self.args.map(&|view| view.of(&bases)).unwrap();
+        body(&*args.work().unwrap())
+    }
+
     /// Whether the launch writes to `buffer`.
     #[must_use]
     pub fn writes(&self, buffer: usize) -> bool {
