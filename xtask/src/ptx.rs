@@ -5,6 +5,7 @@ mod packed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -45,8 +46,7 @@ pub fn print(of: &str) -> Result<()> {
         true => read_file(file)?,
         false => read(entries::find(of)?)?,
     };
-    print!("{text}");
-    Ok(())
+    Ok(io::stdout().write_all(text.as_bytes())?)
 }
 
 /// Packs a text into a file, from which the same text comes back.
@@ -222,17 +222,19 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
     problems
 }
 
-/// The texts of the files in `host/ptx` by name.
+/// The texts of the files in `host/ptx` by name; of a file that is damaged or none of these, an empty one.
 pub fn committed() -> Result<BTreeMap<String, String>> {
     let directory = directory();
     let mut files = BTreeMap::new();
     for item in fs::read_dir(&directory).with_context(|| directory.display().to_string())? {
         let path = item?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let bytes = fs::read(&path).with_context(|| path.display().to_string())?;
         let text = match name == manifest::NAME {
-            true => fs::read_to_string(&path).with_context(|| path.display().to_string())?,
-            false => read_file(&path)?,
+            true => String::from_utf8(bytes).ok(),
+            false => packed::unpacked(&bytes),
         };
+        let text = text.unwrap_or_default();
         files.insert(name.into_owned(), text);
     }
     Ok(files)
