@@ -191,12 +191,26 @@ const KEPT_SPILLS: [(Entry, [u32; 2]); 8] = [
     (Entry::layer_mtp_klast_f32_k128_tile64, [0, 24]),
 ];
 
-/// Every problem of [`every_kernel`] and of deferred write-back, by family or entry, each with its form.
-fn every_form() -> Vec<Vec<(String, Case)>> {
-    let of_family = |of: Vec<Spec>| {
-        let form = |spec: Spec| (format!("{:?}", spec.form), spec.case());
-        of.into_iter().map(form).collect()
-    };
+/// A problem whose kernels are compiled.
+#[derive(Clone)]
+enum Compiled {
+    Step(Spec),
+    Deferred(deferred::Spec),
+}
+
+impl Compiled {
+    /// Its form, and its data.
+    fn case(&self) -> (String, Case) {
+        match self {
+            Self::Step(spec) => (format!("{:?}", spec.form), spec.case()),
+            Self::Deferred(spec) => (format!("{spec:?}"), spec.problem().case()),
+        }
+    }
+}
+
+/// Every problem of [`every_kernel`] and of deferred write-back, by family or entry.
+fn every_form() -> Vec<Vec<Compiled>> {
+    let of_family = |of: Vec<Spec>| of.into_iter().map(Compiled::Step).collect();
     let of_entry = |spec: deferred::Spec| {
         let gaps = deferred::Spec {
             io: DType::F32,
@@ -207,8 +221,7 @@ fn every_form() -> Vec<Vec<(String, Case)>> {
             tokens: 0,
             ..spec.clone()
         };
-        let form = |spec: deferred::Spec| (format!("{spec:?}"), spec.problem().case());
-        [spec, gaps, flush].map(form).into()
+        [spec, gaps, flush].map(Compiled::Deferred).into()
     };
     let waiting = deferred::entries().flat_map(|entry| deferred::of_entry(entry, &[0, 8, 5]));
     let steps = every_kernel().into_iter().map(of_family);
@@ -233,7 +246,7 @@ fn no_kernel_spills_by_ptxas() {
     };
     let ptxas = Path::new(&folder).join("ptxas");
     let mut kernels = HashMap::new();
-    for (form, case) in every_form().concat() {
+    for (form, case) in every_form().concat().iter().map(Compiled::case) {
         for multiprocessors in [1, 132] {
             let launches = case.nowhere(|work| {
                 let recipe = work.recipe_for(multiprocessors, (9, 0)).unwrap();
@@ -281,12 +294,13 @@ fn no_kernel_spills() {
     // Entries of a prefill for other GPUs too.
     let elsewhere = cuda_for(Entry::gdn_prefill_chain_k128_tile64_mma);
     let forms = every_form().into_iter().enumerate();
-    let cases: Vec<_> = forms.flat_map(|(i, of)| of_gpu(of, i)).collect();
-    on_threads(&cases, |(form, case)| {
+    let taken: Vec<_> = forms.flat_map(|(i, of)| of_gpu(of, i)).collect();
+    on_threads(&taken, |of| {
+        let (form, case) = of.case();
         let is_prefill = case.formulation() == Formulation::Chunked;
         let elsewhere = elsewhere.filter(|_| is_prefill);
         for backend in [Some(backend), elsewhere].into_iter().flatten() {
-            let resources = backend.with(case, |library, _, args| {
+            let resources = backend.with(&case, |library, _, args| {
                 let work = args.work()?;
                 let kernel = work.recipe()?.kernel;
                 let constants: Vec<_> = kernel.constants().collect();

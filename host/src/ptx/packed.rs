@@ -8,7 +8,6 @@
 //! fma.rn.f32 %r120,%r41,%r7,%r112;      fma.rn.f32 %r120,%r41,%r7,%r112;
 //! fma.rn.f32 %r121,%r41,%r8,%r113;      fma.rn.f32 %r1,%r0,%r1,%r1;
 //! ```
-#![allow(dead_code)] // the library does not pack
 
 use std::fmt::Write;
 
@@ -22,30 +21,26 @@ const KINDS: usize = 1024;
 const PLACES: usize = 8;
 
 /// `text`, packed.
+#[allow(dead_code)] // the library does not pack
 pub fn packed(text: &str) -> Vec<u8> {
-    let text = rewritten(text.lines(), |number, last| {
-        [number.wrapping_sub(last), number]
-    });
+    let text = rewritten(text, |number, last| [number.wrapping_sub(last), number]);
     deflate::compress_to_vec(text.as_bytes(), LEVEL)
 }
 
 /// The text that was [`packed`]. `None` if the bytes are damaged.
 pub fn unpacked(bytes: &[u8]) -> Option<String> {
     let text = String::from_utf8(inflate::decompress_to_vec(bytes).ok()?).ok()?;
-    Some(rewritten(text.lines(), |number, last| {
+    Some(rewritten(&text, |number, last| {
         [number.wrapping_add(last); 2]
     }))
 }
 
 /// Rewrites register numbers: `of` takes the number that is written and that of the register before, and gives the number to write and
 /// that of the register.
-fn rewritten<'a>(
-    lines: impl Iterator<Item = &'a str>,
-    of: impl Fn(i64, i64) -> [i64; 2],
-) -> String {
+fn rewritten(text: &str, of: impl Fn(i64, i64) -> [i64; 2]) -> String {
     let mut all = vec![[0; PLACES]; KINDS];
     let mut out = String::new();
-    for line in lines {
+    for line in text.lines() {
         let mut parts = line.split('%');
         let before = parts.next().unwrap_or_default();
         out.push_str(before);
