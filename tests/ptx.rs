@@ -517,7 +517,8 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return entry.computes().is_some_and(|it| it.has_any_states());
         }
         if *symbol == "GD_STATE_F32" {
-            let decides = |it: launch::Computes| it.has_any_states() && it.element.is_none();
+            let takes_any = |it: launch::Computes| it.element.is_none() || it.takes_sets();
+            let decides = |it: launch::Computes| it.has_any_states() && takes_any(it);
             return entry.computes().is_some_and(decides);
         }
         if *symbol == "GD_PER_CHANNEL" {

@@ -217,7 +217,8 @@ impl Cell {
     /// Whether the operator has such a launch.
     #[must_use]
     pub fn exists(&self) -> bool {
-        let parallel = (self.state == DType::F32 || self.layout == StateLayout::KLast)
+        let has_states = self.state == DType::F32 || self.layout == StateLayout::KLast;
+        let parallel = (has_states || !self.op.is_layer())
             && self.tokens <= self.most_parallel()
             && (self.dim == 128 || self.op.operator() == Operator::Gdn)
             && !matches!(self.mode, Mode::Snapshots | Mode::TokenSlots);
@@ -242,10 +243,18 @@ impl Cell {
 
     /// Most tokens of the parallel formulation.
     fn most_parallel(&self) -> usize {
-        match self.state == DType::F32 && !self.op.is_layer() {
-            true => 16,
-            false => 8,
+        match self.op.is_layer() {
+            true => 8,
+            false => 16,
         }
+    }
+
+    /// Whether a parallel step goes through its tokens in sets of 8, on states that are f32 in shared memory.
+    #[must_use]
+    pub fn is_in_sets(&self) -> bool {
+        let is_16_bit_v_last = self.state != DType::F32 && self.layout == StateLayout::VLast;
+        let is_alone = self.formulation == Formulation::Parallel && !self.op.is_layer();
+        is_alone && (self.tokens > 8 || is_16_bit_v_last)
     }
 
     /// Form of the gates.

@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::peers::Peers;
 
 /// Tables with a cold level-2 cache, as the options that select them.
-const TABLES: [&str; 20] = [
+const TABLES: [&str; 21] = [
     "--op gdn_decode --model qwen3-next,qwen3.5-397b",
     "--op gdn_decode --model qwen3.5-27b --state bf16 --layout k_last",
     "--op gdn_mtp --model qwen3-next,qwen3.5-397b --state bf16 --layout k_last",
@@ -23,6 +23,8 @@ const TABLES: [&str; 20] = [
     "--op kda_recurrent --tokens 4,8 --modes snapshots --state bf16 --layout k_last",
     "--op kda_recurrent --tokens 8 --modes verify,update,resume --state bf16 --layout k_last",
     "--op kda_recurrent --tokens 4,16 --modes verify --state bf16 --layout k_last --batch 1,16,64,256",
+    "--op gdn_mtp,kda_recurrent --tokens 8,16 --modes verify,update --formulation parallel --state bf16 --layout v_last \
+     --batch 1,16,64,256",
     "--op gdn_mtp --tokens 4 --modes verify,update --formulation parallel --state f16 --layout k_last --batch 16,256",
     "--op kda_recurrent --tokens 4 --modes verify,update --formulation parallel --state f16 --layout k_last \
      --batch 16,256",

@@ -205,6 +205,7 @@ fn kind(cell: &Cell) -> String {
     };
     let state = match cell.state {
         DType::F32 => "f32",
+        _ if cell.is_in_sets() => "f32",
         _ => "bf16",
     };
     let dims = match cell.dim {

@@ -113,7 +113,14 @@ impl Wanted {
                 }
             }
         } else {
+            // Up to 8 tokens of 16-bit K-last states have other entries.
+            let is_16_bit_k_last = states.element != Element::F32 && layout == StateLayout::KLast;
+            let least = match computes.takes_sets() && is_16_bit_k_last {
+                true => 16,
+                false => 1,
+            };
             for (op, mode, tokens) in steps((family, operator), round) {
+                let tokens = tokens.max(least);
                 for &batch in BATCHES[round] {
                     let cell = Cell {
                         op,

@@ -68,7 +68,7 @@ pub struct Description {
     /// Bytes of [`Self::shared`] that are not needed where q, k and the keys of a ring are bf16: the low parts of split tokens, at the
     /// end.
     pub shared_of_lows: u32,
-    /// Dynamic shared memory besides where a row of a parallel step may have more than 8 new or previous tokens, bytes.
+    /// Dynamic shared memory besides where a parallel step goes through its tokens in sets of 8, bytes.
     pub shared_of_sets: u32,
     /// Elements of a K-last state for which a block has dynamic shared memory besides; none of a V-last one.
     pub shared_state_elements: u32,
@@ -126,7 +126,8 @@ pub struct Computes {
     pub per_channel: Option<bool>,
     /// Layout of its states; `None`: either, by a load-time constant, or no states.
     pub layout: Option<Layout>,
-    /// Elements of its states: bf16 where they may be f16 too; `None`: any, by load-time constants, or no states.
+    /// Elements of its states, in shared memory where it [takes sets](Self::takes_sets): bf16 where they may be f16 too; `None`: any,
+    /// by load-time constants, or no states.
     pub element: Option<Element>,
     /// Head dim of q and k.
     pub k: u32,
@@ -259,17 +260,23 @@ impl Computes {
         Self { element, ..self }
     }
 
-    /// Most tokens of a row, and most previous ones: those of its family, and twice as many in parallel steps of f32 states without a
-    /// convolution and a norm.
+    /// Most tokens of a row, and most previous ones: those of its family, and twice as many where it [takes
+    /// sets](Self::takes_sets).
     #[must_use]
     pub const fn max_tokens(&self) -> u32 {
+        match self.takes_sets() {
+            true => 2 * self.family.max_tokens(),
+            false => self.family.max_tokens(),
+        }
+    }
+
+    /// Whether it goes through more tokens than its family computes at once, set by set. Its states are f32 in shared memory; in the
+    /// pool they may be of 16 bits too, by a load-time constant.
+    #[must_use]
+    pub const fn takes_sets(&self) -> bool {
         let family = self.family;
         let of_f32 = matches!(self.element, Some(Element::F32));
-        if family.is_parallel() && of_f32 && !family.layer && !family.deferred {
-            2 * family.max_tokens()
-        } else {
-            family.max_tokens()
-        }
+        family.is_parallel() && of_f32 && !family.layer && !family.deferred
     }
 
     /// Whether load-time constants decide the layout of its states, or their element too.
@@ -284,7 +291,7 @@ impl Computes {
         let all = States::ALL.into_iter();
         all.filter(move |it| {
             (own.has_any_states() || own.layout == Some(it.layout))
-                && own.element.is_none_or(|element| element == it.element)
+                && (own.takes_sets() || own.element.is_none_or(|element| element == it.element))
         })
     }
 

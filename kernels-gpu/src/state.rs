@@ -319,6 +319,21 @@ impl Head {
         words
     }
 
+    /// Stores 4 elements of 16 bits, from element `element` on, a multiple of 4.
+    ///
+    /// # Safety
+    /// The head's state is live global memory, and no other thread touches these elements.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_four(self, element: u32, [low, high]: [u32; 2]) {
+        let address = self.address + (element * B16::BYTES) as u64;
+        if self.wide {
+            global::store_state_b64(address, [low, high]);
+        } else {
+            store_word::<B16>(address, low);
+            store_word::<B16>(address + 4, high);
+        }
+    }
+
     /// [`Self::load`], and zeros of a row that is `fresh`.
     ///
     /// # Safety

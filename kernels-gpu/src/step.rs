@@ -408,9 +408,9 @@ constants! {
         pending_base_index = "GD_PENDING_BASE_INDEX",
         /// 1: 16-bit states are f16; 0: bf16.
         state_f16 = "GD_STATE_F16",
-        /// 1: a prefill's states are f32; 0: of 16 bits.
+        /// 1: states are f32; 0: of 16 bits. Of a prefill and of a parallel step.
         state_f32 = "GD_STATE_F32",
-        /// 1: a prefill's states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`.
+        /// 1: states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`. Of a prefill and of a parallel step.
         state_v_last = "GD_STATE_V_LAST",
         /// 1: each key channel has its own decay (KDA); 0: each value head has one (GDN).
         per_channel = "GD_PER_CHANNEL",
@@ -471,11 +471,11 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] of a parallel step without convolution and norm on a machine: what the entry wants. For more than 8 tokens
+    /// [`Self::blocks_per_sm`] of a parallel step without convolution and norm on a machine: what the entry wants. For sets of 8 tokens
     /// Hopper alone has the registers.
     #[must_use]
     pub const fn blocks_of_drafts(&self, machine: u32) -> u32 {
-        let has_sets = self.tokens > 8 || self.previous_tokens > 8;
+        let has_sets = self.tokens > 8 || self.previous_tokens > 8 || self.state_f32 == 0;
         if has_sets && machine != machine::HOPPER {
             1
         } else {

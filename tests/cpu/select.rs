@@ -217,6 +217,10 @@ fn every_entry_is_a_variant_of_its_family() {
             .iter()
             .copied()
             .filter(|entry| Family::all_of(*entry).contains(&family))
+            // More tokens have other entries.
+            .filter(|entry| {
+                !spec.has_bits_of_bound() || !entry.computes().is_some_and(|it| it.takes_sets())
+            })
             .collect();
         assert_eq!(variants(&case), wanted, "{family:?}");
     }

@@ -184,6 +184,7 @@ fn specs(entry: Entry, family: Family, turn: usize) -> Vec<Spec> {
         let mut spec = plain.clone();
         form(&mut spec);
         switches(&mut spec);
+        spec.grow_to(entry);
         spec
     };
     if family.is_chunked() {

@@ -195,7 +195,7 @@ pub fn of(entry: Entry) -> Vec<Profile> {
         ways.extend(with.collect::<Vec<_>>());
     };
     if computes.is_some_and(|it| it.has_any_states()) {
-        if computes.is_some_and(|it| it.element.is_none()) {
+        if computes.is_some_and(|it| it.element.is_none() || it.takes_sets()) {
             both(("states32", "GD_STATE_F32"));
         }
         both(("vlast", "GD_STATE_V_LAST"));
@@ -285,6 +285,7 @@ pub fn values(
                     wide_state: of("GD_WIDE_STATE")?,
                     wide_io: of("GD_WIDE_IO")?,
                     state_f16: of("GD_STATE_F16")?,
+                    state_f32: u32::from(has("GD_STATE_F32")),
                     k_element: of("GD_K_ELEMENT")?,
                     state_v_last: u32::from(has("GD_STATE_V_LAST")),
                     per_channel: u32::from(of_channels),

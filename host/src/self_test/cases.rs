@@ -469,10 +469,16 @@ pub fn cases() -> Vec<Case> {
             (KLast, DType::F16),
             (KLast, DType::F32),
             (VLast, DType::F32),
+            (VLast, DType::Bf16),
+            (VLast, DType::F16),
         ] {
-            let takes_sets = state == DType::F32 && !of.0.layer;
-            let sets = if takes_sets { IN_SETS } else { &[] };
-            family(&mut cases, of, layout, state, &[ways, sets].concat());
+            let has_kernels = !of.0.layer || layout == KLast || state == DType::F32;
+            if has_kernels {
+                family(&mut cases, of, layout, state, ways);
+            }
+            if !of.0.layer {
+                family(&mut cases, of, layout, state, IN_SETS);
+            }
         }
     }
     cases
@@ -504,6 +510,11 @@ fn family(
     } else {
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
+    let is_16_bit_v_last = layout == StateLayout::VLast && state != DType::F32;
+    let are_long = ways
+        .iter()
+        .any(|way| way.tokens > Family::PARALLEL.max_tokens() as usize);
+    let in_sets = family == Family::PARALLEL && (are_long || is_16_bit_v_last);
     let kinds = [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
         family,
         per_channel,
@@ -515,6 +526,7 @@ fn family(
         v_dim,
         ratio: 1,
         tokens: 1,
+        in_sets,
         norm: false,
     });
     // Two value heads per query/key head, if the entry supports that.

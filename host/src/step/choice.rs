@@ -60,8 +60,8 @@ impl Request<'_> {
     /// | arguments | formulation |
     /// |---|---|
     /// | a step without a ring: T above 16, positions, checkpoints or a workspace | `Chunked` |
-    /// | states that tensor cores do not take (16-bit V-last, K = 96, KDA with K = 64, with a ring all but K-last bf16), T or T' above 8 (f32 states without a convolution and a norm: 16), snapshots or token slots | `Recurrent` |
-    /// | f32 states, neither T nor T' above 2 | `Recurrent` |
+    /// | states that tensor cores do not take (K = 96, KDA with K = 64, 16-bit V-last with a convolution or a norm, with a ring all but K-last bf16), T or T' above 8 with a convolution, a norm or a ring, snapshots or token slots | `Recurrent` |
+    /// | f32 states, neither T nor T' above 2; 16-bit V-last states, neither above 8 | `Recurrent` |
     /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or a flush's windows | `Parallel` |
     /// | with a ring: a convolution (without `inputs`, its window moves with every token) | `Recurrent` |
     /// | with a ring: R above N + 1, so that more than one token may come | `Parallel` |
@@ -89,8 +89,12 @@ impl Request<'_> {
         if most <= 1 && self.pending.is_none() {
             return Formulation::Recurrent;
         }
-        let is_few = most <= FEW_TOKENS && self.pool().tensor.dtype() == DType::F32;
-        if is_few
+        let least = match (self.pool().tensor.dtype(), self.options.state_layout) {
+            (DType::F32, _) => FEW_TOKENS + 1,
+            (_, StateLayout::VLast) => MAX_SET_TOKENS + 1,
+            (_, StateLayout::KLast) => 0,
+        };
+        if most < least
             || most > self.max_parallel_tokens()
             || self.present & OF_EACH_TOKEN != 0
             || !self.has_parallel_states()
@@ -126,12 +130,16 @@ impl Request<'_> {
     /// Largest number of tokens of a row in the parallel formulation, new or previous.
     #[inline]
     pub(super) fn max_parallel_tokens(&self) -> usize {
-        let is_f32 = self.pool().tensor.dtype() == DType::F32 && self.pending.is_none();
-        let is_layer = self.conv.is_some() || self.norm.is_some() || self.has(Argument::Windows);
-        match is_f32 && !is_layer {
-            true => MAX_TOKENS,
-            false => MAX_SET_TOKENS,
+        match self.is_layer() || self.pending.is_some() {
+            true => MAX_SET_TOKENS,
+            false => MAX_TOKENS,
         }
+    }
+
+    /// Says whether there is a convolution or a norm.
+    #[inline]
+    pub(super) fn is_layer(&self) -> bool {
+        self.conv.is_some() || self.norm.is_some() || self.has(Argument::Windows)
     }
 
     /// Says whether the parallel formulation has kernels for the pool's dtype, layout and K.
@@ -139,9 +147,10 @@ impl Request<'_> {
     fn has_parallel_states(&self) -> bool {
         let pool = self.pool().tensor;
         let is_k_last = self.options.state_layout == StateLayout::KLast;
+        let is_plain = self.pending.is_none() && !self.is_layer();
         let takes = match pool.dtype() {
-            DType::Bf16 => is_k_last,
-            DType::F16 => is_k_last && self.pending.is_none(),
+            DType::Bf16 => is_k_last || is_plain,
+            DType::F16 => is_k_last && self.pending.is_none() || is_plain,
             DType::F32 => self.pending.is_none(),
             _ => false,
         };
@@ -169,7 +178,7 @@ impl Request<'_> {
 
     /// Says whether a cluster of blocks has room for the value heads of a query/key head, if they are computed together.
     fn fits_clusters(&self) -> bool {
-        if self.conv.is_none() && self.norm.is_none() && !self.has(Argument::Windows) {
+        if !self.is_layer() {
             return true;
         }
         let pool = self.pool().tensor;

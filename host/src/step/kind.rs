@@ -38,6 +38,8 @@ pub(crate) struct Kind {
     pub ratio: u32,
     /// T + T', the number of new and previous tokens of a row.
     pub tokens: u32,
+    /// A parallel step goes through its tokens in sets of 8: T or T' is above 8, or states are 16-bit V-last.
+    pub in_sets: bool,
     /// The launch is a prefill with a norm.
     pub norm: bool,
 }

@@ -14,7 +14,9 @@ use crate::math::each::each;
 use crate::math::elements::{self, load};
 use crate::math::range::{SMALL, times};
 use crate::recurrent::gates::LaneGates;
-use crate::recurrent::klast::{Token, check_parts, load_parts, normable, parts_to_f32, step};
+use crate::recurrent::klast::{
+    Token, check_parts, load_parts, normable, only_step, parts_to_f32, step,
+};
 use crate::recurrent::tokens::{Decays, Tokens};
 use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
@@ -162,10 +164,25 @@ impl<
                 });
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
-            let (channels, norms) = normable(&c, (k, q), Self::LANES);
-            let token = Token::new(&c, channels, norms, gates, 0);
-            let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
-            let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
+            let (mut states, o);
+            // 16-bit states leave no registers for products that wait.
+            if const { S::BYTES == 4 } {
+                states = widen_rows::<S, ROWS, PARTS>(&c, raw);
+                let of_token = ((k, q), gates, v);
+                let may_overflow = c.l2norm != 0;
+                o = only_step::<G, ROWS, PARTS>(
+                    &c,
+                    may_overflow,
+                    &mut states,
+                    of_token,
+                    Self::LANES,
+                );
+            } else {
+                let (channels, norms) = normable(&c, (k, q), Self::LANES);
+                let token = Token::new(&c, channels, norms, gates, 0);
+                states = widen_rows::<S, ROWS, PARTS>(&c, raw);
+                o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
+            }
             if c.has_norm != 0 {
                 let sums = head_smem + Self::SUMS;
                 let of_warp = row.tile * Self::WARPS + thread / 32;

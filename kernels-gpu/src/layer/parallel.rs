@@ -444,7 +444,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave(&self, c: &StepConstants, part: &Part, set: Set, t: u32, y: f32) {
         let mut word = y.to_bits();
-        if !B::PER_CHANNEL && c.state_f16 == 0 {
+        if !B::PER_CHANNEL && !Map::<B>::is_f16(c) {
             let other = warp_shuffle_xor(y, 1);
             let is_odd = part.own % 2 == 1;
             let [high, low] = if is_odd {
@@ -479,7 +479,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     /// state that waits has a ring of its keys: there vectors are looked at themselves.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn looks_for_large(c: &StepConstants) -> bool {
-        c.l2norm != 0 && (B::PER_CHANNEL || c.state_f16 == 0) && !B::WAITS
+        c.l2norm != 0 && (B::PER_CHANNEL || !Map::<B>::is_f16(c)) && !B::WAITS
     }
 
     /// Leaves in every block of the cluster whether this warp has made any large q or k. All lanes of the warp call it.

@@ -77,6 +77,26 @@ pub fn butterfly_sum_pairs<const N: usize>(
     pairs
 }
 
+/// [`butterfly_sum`] of `values` and [`butterfly_sum_pairs`] of `pairs` over the lanes of bits `1..high`, in one chain of exchanges.
+#[inline(always)]
+pub fn butterfly_sum_both<const N: usize, const M: usize>(
+    mut values: [f32; N],
+    mut pairs: [[f32; 2]; M],
+    high: u32,
+) -> ([f32; N], [[f32; 2]; M]) {
+    #[cfg(not(target_arch = "nvptx64"))]
+    if let Some(sums) = at_once(values, 1, high, false) {
+        return (sums, butterfly_sum_pairs(pairs, 1, high));
+    }
+    let mut lane_mask = high / 2;
+    while lane_mask >= 1 {
+        values = sum_from(values, lane_mask, lane_mask);
+        each!(i in 0..M => pairs[i] = sum_from(pairs[i], lane_mask, lane_mask));
+        lane_mask /= 2;
+    }
+    (values, pairs)
+}
+
 /// Sums each of `N` values over the lanes of a warp whose index differs only in bits `low..high` (powers of two, high /
 /// low ≤ N), and leaves each of these lanes some of the sums: with n = N · low / high, lane l holds in the first places
 /// those of values `l % high / low * n ..`, n of them. Neighbours (bit `low`) are added first. N − n shuffles, where

@@ -100,10 +100,11 @@ impl Solver {
         }
     }
 
-    /// The barrier of a warpgroup that solves nothing while another does. Results do not need it: racecheck does (docs/compiler.md,
-    /// Barriers).
+    /// The two barriers of a warpgroup that solves nothing while another does. Results do not need them: racecheck does
+    /// (docs/compiler.md, Barriers).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn solve_nothing() {
+        sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
         sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
     }
 
@@ -190,10 +191,10 @@ impl Solver {
                 i += 1;
                 steps += 1;
             }
+            // The square is solved: it says of each token whether this warp's tokens s amplify it too much.
+            let flags = mine + SQUARE;
             if looks {
                 rarely();
-                // The square is solved: it says of each token whether this warp's tokens s amplify it too much.
-                let flags = mine + SQUARE;
                 store_shared_b32(flags + 4 * lane, 0);
                 store_shared_b32(flags + 4 * (lane + 32), 0);
                 sync_warp(FULL_MASK);
@@ -203,18 +204,20 @@ impl Solver {
                         look(of_betas(block, betas), own + k, scales, flags);
                     }
                 });
-                sync_barrier(SOLVERS + group, 128);
-                if lane < 16 {
-                    let token = 16 * own + lane;
-                    let mut flag = 0;
-                    let mut warp = 0;
-                    while warp <= own {
-                        flag |= load_shared_b32(of_warp(warp) + SQUARE + 4 * token);
-                        warp += 1;
-                    }
-                    if flag != 0 {
-                        out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
-                    }
+            }
+            // Whether they look or not: racecheck counts barriers.
+            sync_barrier(SOLVERS + group, 128);
+            if looks && lane < 16 {
+                rarely();
+                let token = 16 * own + lane;
+                let mut flag = 0;
+                let mut warp = 0;
+                while warp <= own {
+                    flag |= load_shared_b32(of_warp(warp) + SQUARE + 4 * token);
+                    warp += 1;
+                }
+                if flag != 0 {
+                    out.store_b32(FACTORS + 4 * token, f32::NAN.to_bits());
                 }
             }
         }

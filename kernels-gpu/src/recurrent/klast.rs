@@ -17,7 +17,9 @@ use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load};
 use crate::math::range::{may_overflow, overflow, shrinking, shrunk, times};
-use crate::math::reduce::{butterfly_sum, butterfly_sum_pairs, butterfly_sum_small, dot_parts};
+use crate::math::reduce::{
+    butterfly_sum, butterfly_sum_both, butterfly_sum_pairs, butterfly_sum_small, dot_parts,
+};
 use crate::row::Row;
 use crate::state::{Share, StateElement, Tile, check_k_last, lanes_of, widen_rows};
 use crate::step::{StepConstants, StepParams};
@@ -119,14 +121,21 @@ impl<const PARTS: usize> RawToken<PARTS> {
         }
     }
 
-    /// All lanes of the warp call it; `together` where all of its groups have this token.
+    /// k and q, and whether Σk² or Σq² [`may_overflow`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn values<G: Decays>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
-        let may_overflow = may_overflow(c.l2norm != 0, [c.k_element, self.q_element]);
+    fn channels(&self, c: &StepConstants) -> (KeyAndQuery<PARTS>, bool) {
         let channels = (
             parts_to_f32(self.k, c.k_element),
             parts_to_f32(self.q, self.q_element),
         );
+        let elements = [c.k_element, self.q_element];
+        (channels, may_overflow(c.l2norm != 0, elements))
+    }
+
+    /// All lanes of the warp call it; `together` where all of its groups have this token.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn values<G: Decays>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
+        let (channels, may_overflow) = self.channels(c);
         let gates = self.gates.values::<G>(c, lanes, together);
         let (channels, norms) = normable_of(may_overflow, channels, lanes);
         Token::new(c, channels, norms, gates, self.slot)
@@ -144,16 +153,24 @@ pub(crate) fn parts_to_f32<const PARTS: usize>(
 
 /// Σk², Σq² and k·q over a group of `lanes` lanes (1). All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(crate) fn norms<const PARTS: usize>((k, q): KeyAndQuery<PARTS>, lanes: u32) -> [f32; 3] {
-    butterfly_sum(
-        [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)],
-        1,
-        lanes,
-    )
+pub(crate) fn norms<const PARTS: usize>(channels: KeyAndQuery<PARTS>, lanes: u32) -> [f32; 3] {
+    butterfly_sum(own_norms(channels), 1, lanes)
+}
+
+/// A lane's terms of [`norms`].
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn own_norms<const PARTS: usize>((k, q): KeyAndQuery<PARTS>) -> [f32; 3] {
+    [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)]
 }
 
 /// A lane's channels of all parts, of k and of q.
 pub(crate) type KeyAndQuery<const PARTS: usize> = ([[f32; 8]; PARTS], [[f32; 8]; PARTS]);
+
+/// [`LaneGates::values`]: KDA's α of a lane's channels; GDN's α (KDA's 1) and β.
+pub(crate) type LaneGateValues = ([f32; 8], (f32, f32));
+
+/// A lane's channels of the rows of S of its group.
+type Rows<const ROWS: usize, const PARTS: usize> = [[[f32; 8]; PARTS]; ROWS];
 
 /// k and q, a token's of a group of `lanes` lanes, times powers of two where the sums of their squares are not finite, and their
 /// [`norms`]. All lanes of the warp call it.
@@ -170,20 +187,30 @@ pub(crate) fn normable<const PARTS: usize>(
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn normable_of<const PARTS: usize>(
     may_overflow: bool,
-    (mut k, mut q): KeyAndQuery<PARTS>,
+    mut channels: KeyAndQuery<PARTS>,
     lanes: u32,
 ) -> (KeyAndQuery<PARTS>, [f32; 3]) {
-    let mut sums = norms((k, q), lanes);
+    let mut sums = norms(channels, lanes);
     if overflow(may_overflow, sums) {
-        let powers = shrinking(sums);
-        each!(part in 0..PARTS => {
-            k[part] = times(k[part], powers[0]);
-            q[part] = times(q[part], powers[1]);
-        });
-        let own = [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)];
-        sums = shrunk(butterfly_sum_small(own, lanes), powers);
+        (channels, sums) = shrink(channels, sums, lanes);
     }
-    ((k, q), sums)
+    (channels, sums)
+}
+
+/// k and q, whose [`norms`] [`overflow`], times powers of two, and their norms. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn shrink<const PARTS: usize>(
+    (mut k, mut q): KeyAndQuery<PARTS>,
+    sums: [f32; 3],
+    lanes: u32,
+) -> (KeyAndQuery<PARTS>, [f32; 3]) {
+    let powers = shrinking(sums);
+    each!(part in 0..PARTS => {
+        k[part] = times(k[part], powers[0]);
+        q[part] = times(q[part], powers[1]);
+    });
+    let sums = butterfly_sum_small(own_norms((k, q)), lanes);
+    ((k, q), shrunk(sums, powers))
 }
 
 impl<const PARTS: usize> Token<PARTS> {
@@ -191,9 +218,9 @@ impl<const PARTS: usize> Token<PARTS> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(
         c: &StepConstants,
-        (k, q): ([[f32; 8]; PARTS], [[f32; 8]; PARTS]),
+        (k, q): KeyAndQuery<PARTS>,
         norms: [f32; 3],
-        (decay, gates): ([f32; 8], (f32, f32)),
+        (decay, gates): LaneGateValues,
         slot: u64,
     ) -> Self {
         Self {
@@ -210,22 +237,69 @@ impl<const PARTS: usize> Token<PARTS> {
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn step<G: Decays, const ROWS: usize, const PARTS: usize>(
     c: &StepConstants,
-    states: &mut [[[f32; 8]; PARTS]; ROWS],
+    states: &mut Rows<ROWS, PARTS>,
     token: Token<PARTS>,
     v: [f32; ROWS],
     lanes: u32,
 ) -> [f32; ROWS] {
-    let per_channel = G::per_channel(c);
+    let decays = (G::per_channel(c), token.decay);
+    let products = own_products(states, (token.k, token.q), decays);
+    let products = butterfly_sum_pairs(products, 1, lanes);
+    update::<G, ROWS, PARTS>(c, states, token, v, products)
+}
+
+/// [`step`] of a row's only token, from its channels and gates: the [`norms`] are summed with S k and S q, not before them.
+/// `may_overflow` says whether the norms may. All lanes of the warp call it.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub(crate) fn only_step<G: Decays, const ROWS: usize, const PARTS: usize>(
+    c: &StepConstants,
+    may_overflow: bool,
+    states: &mut Rows<ROWS, PARTS>,
+    (mut channels, gates, v): (KeyAndQuery<PARTS>, LaneGateValues, [f32; ROWS]),
+    lanes: u32,
+) -> [f32; ROWS] {
+    let products = own_products(states, channels, (G::per_channel(c), gates.0));
+    let (mut norms, mut products) = butterfly_sum_both(own_norms(channels), products, lanes);
+    if overflow(may_overflow, norms) {
+        (channels, norms) = shrink(channels, norms, lanes);
+        // S has decayed.
+        let own = own_products(states, channels, (false, gates.0));
+        let [sk, sq] = [0, 1].map(|of| butterfly_sum_small(own.map(|own| own[of]), lanes));
+        each!(r in 0..ROWS => products[r] = [sk[r], sq[r]]);
+    }
+    let token = Token::new(c, channels, norms, gates, 0);
+    update::<G, ROWS, PARTS>(c, states, token, v, products)
+}
+
+/// A lane's terms of S k and S q of each row; S decays first, where `decays` and its `decay` is of channels.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn own_products<const ROWS: usize, const PARTS: usize>(
+    states: &mut Rows<ROWS, PARTS>,
+    (k, q): KeyAndQuery<PARTS>,
+    (decays, decay): (bool, [f32; 8]),
+) -> [[f32; 2]; ROWS] {
     let mut products = [[0.0; 2]; ROWS];
     each!(r in 0..ROWS => {
-        if per_channel {
+        if decays {
             each!(i in 0..8 => {
-                states[r][0][i] *= token.decay[i]; // (2)
+                states[r][0][i] *= decay[i]; // (2)
             });
         }
-        products[r] = [dot_parts(states[r], token.k), dot_parts(states[r], token.q)];
+        products[r] = [dot_parts(states[r], k), dot_parts(states[r], q)];
     });
-    let products = butterfly_sum_pairs(products, 1, lanes);
+    products
+}
+
+/// The state after a token, whose S k and S q are `products`; the outputs.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+fn update<G: Decays, const ROWS: usize, const PARTS: usize>(
+    c: &StepConstants,
+    states: &mut Rows<ROWS, PARTS>,
+    token: Token<PARTS>,
+    v: [f32; ROWS],
+    products: [[f32; 2]; ROWS],
+) -> [f32; ROWS] {
+    let per_channel = G::per_channel(c);
     let mut o = [0.0; ROWS];
     each!(r in 0..ROWS => {
         let [sk, sq] = products[r];
@@ -349,16 +423,33 @@ impl<
                     }
                     return;
                 }
-                let token = token.values::<G>(&c, Self::LANES, true);
-                let mut states = widen_rows::<S, ROWS, PARTS>(&c, raw);
+                let slot = token.slot;
                 let v = v.to_f32(c.v_element);
-                let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
+                let (mut states, o);
+                // Of more rows a lane's products would wait in too many registers.
+                if const { ROWS * PARTS <= 2 } {
+                    let (channels, may_overflow) = token.channels(&c);
+                    let gates = token.gates.values::<G>(&c, Self::LANES, true);
+                    states = widen_rows::<S, ROWS, PARTS>(&c, raw);
+                    let of_token = (channels, gates, v);
+                    o = only_step::<G, ROWS, PARTS>(
+                        &c,
+                        may_overflow,
+                        &mut states,
+                        of_token,
+                        Self::LANES,
+                    );
+                } else {
+                    let token = token.values::<G>(&c, Self::LANES, true);
+                    states = widen_rows::<S, ROWS, PARTS>(&c, raw);
+                    o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
+                }
                 Self::store_after(
                     &slots,
                     &c,
                     params,
                     row,
-                    (0, true, token.slot),
+                    (0, true, slot),
                     &states,
                     (share, first),
                 );
@@ -436,7 +527,7 @@ impl<
         params: &StepParams,
         row: Row,
         after: (u32, bool, u64),
-        states: &[[[f32; 8]; PARTS]; ROWS],
+        states: &Rows<ROWS, PARTS>,
         (share, first): (Share, u32),
     ) {
         slots.after::<S>(c, params, row, [V, K], after, |head| {

@@ -54,17 +54,22 @@ pub fn chosen(case: &Case) -> Formulation {
     let is_k_last = case.options.state_layout == StateLayout::KLast;
     let k_dim = case.pool.dims[if is_k_last { 3 } else { 2 }];
     let is_f32 = dtype(&case.pool) == DType::F32;
-    let most_tokens = match is_f32 && heads_of_layer(&case.args).is_none() {
-        true => 16,
-        false => 8,
+    let is_alone = case.pending.is_none();
+    let is_plain = is_alone && heads_of_layer(&case.args).is_none();
+    let most_tokens = if is_plain { 16 } else { 8 };
+    let least_tokens = match (is_f32, is_k_last) {
+        (true, _) => 3,
+        (false, false) => 9,
+        (false, true) => 0,
     };
     let has_kernels = (k_dim == 128 || k_dim == 64 && case.gates.operator() == Operator::Gdn)
         && match dtype(&case.pool) {
-            DType::Bf16 => is_k_last,
-            DType::F16 => is_k_last && case.pending.is_none(),
-            DType::F32 => case.pending.is_none() && new.max(previous) > 2,
+            DType::Bf16 => is_k_last || is_plain,
+            DType::F16 => is_k_last && is_alone || is_plain,
+            DType::F32 => is_alone,
             _ => false,
         }
+        && new.max(previous) >= least_tokens
         && case.snapshots.is_none()
         && case.token_slots.is_none()
         && new.max(previous) <= most_tokens;

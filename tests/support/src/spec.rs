@@ -228,15 +228,16 @@ impl Family {
     pub fn max_tokens(self) -> usize {
         match (self.decode, self.formulation) {
             (true, _) => 1,
-            // More than 8 tokens together: f32 states without a convolution and a norm.
-            (_, Formulation::Parallel) if self.layer || self.state != DType::F32 => 8,
-            (_, Formulation::Parallel) => MAX_TOKENS,
-            (_, Formulation::Recurrent) => MAX_TOKENS,
+            (_, Formulation::Parallel) if self.layer => SET,
+            (_, Formulation::Parallel | Formulation::Recurrent) => MAX_TOKENS,
             // Prefills take any number. The simulator has time for 200.
             _ => 200,
         }
     }
 }
+
+/// Most tokens of a set of the parallel formulation.
+pub const SET: usize = 8;
 
 /// Whether a block of `entry` has room for `tokens` tokens of `heads` value heads.
 fn takes(entry: Entry, operator: Operator, tokens: u32, heads: u32) -> bool {
@@ -435,6 +436,30 @@ impl Spec {
         !self.spread || self.norm.is_none()
     }
 
+    /// Whether the bits of a row depend on how many tokens any row may have: 16-bit K-last states have other kernels for more than 8
+    /// tokens together.
+    #[must_use]
+    pub fn has_bits_of_bound(&self) -> bool {
+        let are_together = self.options.formulation == Formulation::Parallel;
+        let is_k_last = self.options.state_layout == StateLayout::KLast;
+        let is_alone = self.conv.is_none() && self.norm.is_none();
+        are_together && is_k_last && is_alone && self.form.state != DType::F32
+    }
+
+    /// Whether `entry` takes the problem's states with more than 8 tokens alone.
+    fn needs_sets(&self, entry: Entry) -> bool {
+        self.has_bits_of_bound() && entry.computes().is_some_and(|it| it.takes_sets())
+    }
+
+    /// Gives a small problem so many new or previous tokens as `entry` takes at least.
+    pub fn grow_to(&mut self, entry: Entry) {
+        let least = if self.needs_sets(entry) { SET + 1 } else { 0 };
+        match self.tokens {
+            0 => self.previous = self.previous.map(|previous| previous.max(least)),
+            _ => self.tokens = self.tokens.max(least),
+        }
+    }
+
     /// Removes tokens until a kernel has room for the tokens of all value heads of a query/key head.
     pub fn fit(&mut self) {
         while self.conv.is_some() || self.norm.is_some() {
@@ -476,9 +501,13 @@ impl Spec {
             self.options.split = self.options.split.filter(|_| takes_splits);
             return;
         }
-        // A single token is a decode, which has entries of its own.
-        let least = family.max_tokens().min(2) as usize;
-        self.tokens = self.tokens.max(least);
+        // A single token is a decode, which has entries of its own. So have 16-bit K-last states with up to 8 tokens together.
+        let least = match self.needs_sets(entry) {
+            true => SET + 1,
+            false => family.max_tokens().min(2) as usize,
+        };
+        let most = entry.computes().map_or(0, |it| it.max_tokens() as usize);
+        self.tokens = self.tokens.clamp(least, most);
         let has_room = |spec: &Self| {
             let (tokens, heads) = (spec.tokens as u32, spec.ratio as u32);
             takes(entry, spec.gates.operator(), tokens, heads)

@@ -68,8 +68,8 @@ impl fmt::Display for Activation {
 ///
 /// T is any number. A block computes all value heads of a query/key head, so HV/H is at most 16, and less if T + T' tokens need too much
 /// shared memory. With [`Formulation::Parallel`](super::Formulation::Parallel), a cluster of blocks computes them: HV/H is at most 8 (KDA:
-/// 4), and HV/H above 1 needs a GPU of compute capability 9.0. [`Formulation::Auto`] is `Parallel` for 2 to 8 tokens on 16-bit K-last
-/// states; on an older GPU it goes token by token instead.
+/// 4), and HV/H above 1 needs a GPU of compute capability 9.0. [`Formulation::Auto`] is `Parallel` for 2 to 8 tokens (f32 states: 3
+/// to 8), but for 16-bit V-last states; on an older GPU it goes token by token instead.
 ///
 /// [`Formulation::Auto`]: super::Formulation::Auto
 ///

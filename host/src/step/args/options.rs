@@ -142,10 +142,9 @@ pub enum Formulation {
     ///
     /// - `Chunked`, a prefill, if a row may have more than 16 tokens, or if there are [positions](super::Step::positions),
     ///   [checkpoints](super::Step::checkpoints) or a [workspace](super::Step::workspace);
-    /// - `Parallel` if a row may have 2 to 8 tokens (f32 states: 3 to 8, without a convolution and a norm 3 to 16), new or previous, and
-    ///   tensor cores can use the states: f32 in either layout, or bf16 or f16 K-last, with K = 128 (GDN: also 64), and no state is kept
-    ///   after each token. With a convolution or a norm, HV/H is at most 8 (KDA: 4), and HV/H above 1 needs a GPU with clusters of blocks
-    ///   (compute capability 9.0);
+    /// - `Parallel` if a row may have 2 to 16 tokens, new or previous (f32 states: 3 to 16, 16-bit V-last states: 9 to 16), with K = 128
+    ///   (GDN: also 64), and no state is kept after each token. With a convolution or a norm a row may have 8 tokens, 16-bit states are
+    ///   K-last, HV/H is at most 8 (KDA: 4), and HV/H above 1 needs a GPU with clusters of blocks (compute capability 9.0);
     /// - otherwise `Recurrent`.
     ///
     /// The number of tokens that a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) rows, and T' of previous
@@ -163,9 +162,9 @@ pub enum Formulation {
     Auto,
     /// Token by token in f32, up to 16 tokens. With f32 states, a launch of T tokens has the bits of T launches of one token.
     Recurrent,
-    /// All tokens of a row together, on tensor cores: f32 states in either layout, or K-last states in bf16 or f16, and at most 8 tokens,
-    /// new or previous. On f32 states without a convolution and a norm, at most 16: from 9 on in two sets of up to 8, with the bits of a
-    /// launch of the first 8 tokens and one of the others. Snapshots and token slots are not available.
+    /// All tokens of a row together, on tensor cores, at most 16, new or previous: from 9 on in two sets of up to 8. States are f32 between
+    /// sets, also those of bf16 and f16: f32 states have the bits of a launch of the first 8 tokens and one of the others. With a
+    /// convolution or a norm a row has at most 8 tokens, and 16-bit states are K-last. Snapshots and token slots are not available.
     Parallel,
     /// Chunks of up to 64 tokens, on tensor cores: a prefill of any number of tokens, with [`States::update`]. A
     /// [workspace](super::Step::workspace) is needed for rows of more than 64 tokens on Hopper (compute capability 9.0), and for rows of

@@ -3,7 +3,6 @@
 use gated_delta_kernels::launch::LaunchShape;
 
 use crate::Entry;
-use crate::step::choice::MAX_SET_TOKENS;
 use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
@@ -101,9 +100,9 @@ impl Problem {
             2 => entry.shared_bytes_of_stage(),
             _ => 0,
         };
-        let of_sets = match self.constants.tokens.max(self.constants.previous_tokens) {
-            most if most as usize > MAX_SET_TOKENS => entry.shared_bytes_of_sets(),
-            _ => 0,
+        let of_sets = match self.kind.in_sets {
+            true => entry.shared_bytes_of_sets(),
+            false => 0,
         };
         self.kind.shared_bytes(entry) + of_stages + of_sets - spare
     }

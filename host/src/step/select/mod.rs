@@ -68,9 +68,11 @@ macro_rules! by_dim {
 }
 
 impl Kind {
-    /// The state dtype in the names of the entries. Entries of bf16 also take f16, by a load-time constant, except deferred drafts.
+    /// The state dtype in the names of the entries. Entries of bf16 also take f16, by a load-time constant, except deferred drafts. In
+    /// sets of tokens, states are f32 in shared memory.
     fn state_of_entries(self) -> DType {
         match self.state {
+            DType::Bf16 | DType::F16 if self.in_sets => DType::F32,
             DType::F16 if !(self.family.is_deferred() && self.family.is_parallel()) => DType::Bf16,
             state => state,
         }
@@ -312,7 +314,9 @@ impl Kind {
             _ => return false,
         };
         entry.computes().is_some_and(|computes| {
-            computes.family == self.family
+            let is_in_shared = !computes.takes_sets() || element == Element::F32;
+            is_in_shared
+                && computes.family == self.family
                 && computes
                     .per_channel
                     .is_none_or(|own| own == self.per_channel)

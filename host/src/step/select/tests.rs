@@ -24,6 +24,7 @@ fn kind(
         v_dim,
         ratio: 1,
         tokens: 1,
+        in_sets: false,
         norm: false,
     }
 }

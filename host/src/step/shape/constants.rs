@@ -177,7 +177,10 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
         pending_len_index: index(pending.map(|[.., len, _]| len)),
         pending_base_index: index(pending.map(|[.., base]| base)),
         state_f16: flag(request.pool().tensor.dtype() == DType::F16),
-        state_f32: flag(request.is_chunked() && request.pool().tensor.dtype() == DType::F32),
+        state_f32: flag(
+            request.formulation != Formulation::Recurrent
+                && request.pool().tensor.dtype() == DType::F32,
+        ),
         state_v_last: flag(
             request.formulation != Formulation::Recurrent
                 && options.state_layout == StateLayout::VLast,

@@ -17,8 +17,7 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     if request.is_chunked() {
         return Ok(Family::chunked(Stage::Chain));
     }
-    let is_layer =
-        request.conv().is_some() || request.norm.is_some() || request.has(Argument::Windows);
+    let is_layer = request.is_layer();
     if request.formulation == Formulation::Recurrent {
         if request.pending.is_some() {
             let allowed = match request.options.formulation {
@@ -55,15 +54,16 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     )?;
     let is_f32 = request.pool().tensor.dtype() == DType::F32;
     let is_v_last = request.options.state_layout == StateLayout::VLast;
+    let is_plain = !is_layer && request.pending.is_none();
     excludes(
         parallel,
-        &[(is_v_last && !is_f32, "a 16-bit v_last state")],
-        "it is for f32 states and for 16-bit k_last states",
+        &[(is_v_last && !is_f32 && !is_plain, "a 16-bit v_last state")],
+        "with a convolution, a norm or pending it is for f32 states and for 16-bit k_last states",
     )?;
     let most = request.max_parallel_tokens();
     let [allowed, allowed_previous] = match most {
         MAX_TOKENS => ["1 to 16, or any with Formulation::Chunked", "1 to 16"],
-        _ if is_f32 && request.pending.is_none() => [
+        _ if request.pending.is_none() => [
             "1 to 8 with a convolution or a norm, or any with Formulation::Chunked",
             "1 to 8 with a convolution or a norm",
         ],

@@ -318,9 +318,7 @@ fn the_most_tokens_that_may_come_decide() {
         for (tokens, wanted) in [
             (1, Recurrent),
             (2, Parallel),
-            (8, Parallel),
-            (9, Recurrent),
-            (16, Recurrent),
+            (16, Parallel),
             (17, Chunked),
             (4096, Chunked),
         ] {
@@ -335,22 +333,23 @@ fn the_most_tokens_that_may_come_decide() {
         (1, 1, Recurrent),
         (1, 2, Parallel),
         (2, 1, Parallel),
-        (8, 8, Parallel),
-        (8, 9, Recurrent),
-        (9, 8, Recurrent),
-        (16, 16, Recurrent),
+        (16, 16, Parallel),
         // A commit.
         (0, 1, Recurrent),
         (0, 2, Parallel),
-        (0, 8, Parallel),
-        (0, 9, Recurrent),
-        (0, 16, Recurrent),
+        (0, 16, Parallel),
     ] {
         let chosen = of(tokens, previous).chosen();
         assert_eq!(chosen, wanted, "T = {tokens}, T' = {previous}");
     }
-    // f32 states take 16 tokens, 8 with a convolution or a norm.
-    for layout in [StateLayout::KLast, StateLayout::VLast] {
+    // 16 tokens, 8 with a convolution or a norm, where 16-bit states are K-last.
+    for (layout, state) in [
+        (StateLayout::KLast, F32),
+        (StateLayout::VLast, F32),
+        (StateLayout::KLast, Bf16),
+        (StateLayout::VLast, Bf16),
+        (StateLayout::VLast, F16),
+    ] {
         for (tokens, previous, wanted, of_layer) in [
             (8, 0, Parallel, Parallel),
             (9, 0, Parallel, Recurrent),
@@ -361,11 +360,19 @@ fn the_most_tokens_that_may_come_decide() {
             (0, 9, Parallel, Recurrent),
             (0, 16, Parallel, Recurrent),
         ] {
-            let plain = Launch { layout, ..OF_F32 };
             let plain = Launch {
+                layout,
+                state,
                 tokens,
                 previous,
-                ..plain
+                ..VERIFY
+            };
+            let is_16_bit_v_last = layout == StateLayout::VLast && state != F32;
+            let is_few = is_16_bit_v_last && tokens.max(previous) <= 8;
+            let wanted = if is_few { Recurrent } else { wanted };
+            let of_layer = match of_layer {
+                Parallel if is_16_bit_v_last => Recurrent,
+                named => named,
             };
             for (launch, wanted) in [
                 (plain, wanted),

@@ -246,7 +246,7 @@ fn more_than_16_tokens_name_the_formulation_that_takes_them() {
             Formulation::Parallel,
             [
                 "T of the parallel formulation = 17",
-                "1 to 8, or any with Formulation::Chunked",
+                "1 to 16, or any with Formulation::Chunked",
             ],
         ),
     ] {

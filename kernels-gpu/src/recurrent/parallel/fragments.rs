@@ -8,7 +8,7 @@
 
 use super::map::{Block, Map, Operand};
 use crate::constants::Element;
-use crate::device::float::{b16x2_to_f32, fma, pack_b16x2, pack_bf16x2, pack_f16x2};
+use crate::device::float::{b16x2_to_f32, fma, maximum, pack_b16x2, pack_bf16x2, pack_f16x2};
 use crate::device::shared::{
     load_matrices, load_matrices_transposed, load_shared_b64, store_shared_b32,
 };
@@ -227,10 +227,10 @@ impl Steps {
             };
         }
         let [[p, p_inverse], [q, q_inverse]] = [[a, b], [c, d]].map(|[x, y]| {
-            let mut square = fma(x, x, y * y);
-            square += warp_shuffle_xor(square, 1);
-            square += warp_shuffle_xor(square, 2);
-            power::of_root(square)
+            let mut largest = maximum(x.abs(), y.abs());
+            largest = maximum(largest, warp_shuffle_xor(largest, 1));
+            largest = maximum(largest, warp_shuffle_xor(largest, 2));
+            power::of_exponent((largest.to_bits() >> 23).clamp(1, 253))
         });
         Self {
             split: Split::of([a * p, b * p, c * q, d * q], true),

@@ -31,6 +31,7 @@ use core::marker::PhantomData;
 use super::state::StateRows;
 use crate::device::shared::dynamic_shared_mem;
 use crate::state::StateElement;
+use crate::step::StepConstants;
 
 /// Tokens of an operand, and rows and columns of a solution's matrices.
 pub const TOKENS: u32 = 8;
@@ -154,8 +155,10 @@ pub trait Block {
     const WARPS: u32;
     /// Rows of S of a worker.
     const ROWS: u32;
-    /// Elements of S. States of 16 bits are K-last; the layout of f32 states is a load-time constant.
+    /// Elements of S in shared memory. States of 16 bits are K-last; the layout of f32 states is a load-time constant.
     type State: StateRows;
+    /// Whether states of 16 bits are f32 in shared memory, where a load-time constant says so.
+    const WIDENS: bool = false;
     /// Blocks that share one head's state.
     const TILES: u32 = Self::V / (Self::WARPS * Self::ROWS);
     /// Whether states wait for tokens of a ring, which are then the previous ones.
@@ -196,8 +199,18 @@ impl<B: Block> Map<B> {
     const STATE: u32 = Self::VALUES + B::WARPS * Self::OF_WARP;
     /// Bytes of a warp's rows of S.
     const STATE_OF_WARP: u32 = B::ROWS * B::State::BYTES * B::K;
-    /// Whether S is f32.
+    /// Whether S is f32 in shared memory.
     pub const F32_STATE: bool = B::State::BYTES == 4;
+    /// Whether states are f16 in shared memory, and tokens that meet them.
+    pub const fn is_f16(c: &StepConstants) -> bool {
+        c.state_f16 != 0 && !Self::widens(c)
+    }
+
+    /// Whether states are f32 in shared memory, and of 16 bits in the pool.
+    pub const fn widens(c: &StepConstants) -> bool {
+        B::WIDENS && c.state_f32 == 0
+    }
+
     const STEP: u32 = Self::STATE + B::WARPS * Self::STATE_OF_WARP;
     const CHANNELS: u32 = Self::STEP + 2 * Self::PART;
     const COLUMNS: u32 = Self::CHANNELS + 3 * TOKENS * 4 * B::K;

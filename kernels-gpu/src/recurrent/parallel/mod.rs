@@ -34,8 +34,8 @@ use sets::run_sets;
 use state::{StateRows, mask};
 use worker::Worker;
 
-/// Up to 8 tokens and 8 previous ones on K-last states of 16 bits, up to 16 and 16 on f32 states of either layout: `WARPS` warps of
-/// `TILES16` tiles of 16 rows of S, and the solver.
+/// Up to 8 tokens and 8 previous ones on K-last states of 16 bits (`S` = [`B16`](crate::state::B16)), up to 16 and 16 on any states
+/// (`S` = [`F32`](crate::state::F32), as they are in shared memory): `WARPS` warps of `TILES16` tiles of 16 rows of S, and the solver.
 pub struct Parallel<G, S, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<(G, S)>,
 );
@@ -114,7 +114,8 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     }
     let tile = B::WARPS * B::ROWS;
     clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
-    if A::TAKES_SETS && (c.tokens > TOKENS || c.previous_tokens > TOKENS) {
+    let are_several = c.tokens > TOKENS || c.previous_tokens > TOKENS;
+    if A::TAKES_SETS && (are_several || Map::<B>::widens(&c)) {
         return run_sets::<B, A, TILES16>(c, params, row, around);
     }
     let step = RowStep::new(c, params, row, around);
@@ -134,6 +135,7 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
     const V: u32 = V;
     const WARPS: u32 = WARPS;
     const ROWS: u32 = 16 * TILES16 as u32;
+    const WIDENS: bool = S::BYTES == 4;
 }
 
 /// A block's part of a step whose tokens are computed at once: its row, the row's tokens, and what is around the recurrence.

@@ -1,24 +1,27 @@
-//! More than 8 new or previous tokens: sets of 8, one after the other, the previous ones first. S stays in shared memory, and is advanced
-//! there by a set before the next one meets it.
+//! More than 8 new or previous tokens, and states of 16 bits that are f32 in shared memory: sets of 8 tokens, one after the other, the
+//! previous ones first. S stays in shared memory, and is advanced there by a set before the next one meets it.
 //!
-//! Results have the bits of as many launches of one set each. GDN's solver is a set ahead: a set is stored while the one before it is
+//! With f32 states results have the bits of as many launches of one set each. A state of 16 bits is rounded where it is written, and
+//! not from set to set. GDN's solver is a set ahead: a set is stored while the one before it is
 //! computed. KDA's teams have room for one set.
 
 use super::fragments::Tokens8;
 use super::gates::GateInputs;
 use super::inputs::Inputs;
-use super::map::{Block, Operand, Set, TOKENS};
-use super::state::mask;
+use super::map::{Block, Map, Operand, Set, TOKENS};
+use super::state::{StateRows, mask};
 use super::worker::Worker;
 use super::{Around, RowStep, meeting, solver};
 use crate::constants::Element;
 use crate::device::rarely;
+use crate::device::shared::copy_async_commit;
 use crate::device::thread::thread_idx_x;
 use crate::device::unknown;
+use crate::device::warp::{FULL_MASK, sync_warp};
 use crate::math::each::each;
 use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
-use crate::state::{Head, Shape};
+use crate::state::{B16, Head, Shape};
 use crate::step::{StepConstants, StepParams};
 
 /// Sets of so many tokens.
@@ -83,15 +86,29 @@ impl<A> RowStep<'_, A> {
         (self.row.hv, shape)
     }
 
+    /// The head's state that the row starts from, and the one that it ends with.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn heads<B: Block, const TILES16: usize>(&self) -> [Head; 2]
+    where
+        A: Around<B, TILES16>,
+    {
+        let (c, slots, head) = (&self.c, self.around.slots(), self.head::<B>());
+        if Map::<B>::widens(c) {
+            let start = slots.start::<B16>(c, self.params, head);
+            [start, slots.write::<B16>(c, self.params, head)]
+        } else {
+            let start = slots.start::<B::State>(c, self.params, head);
+            [start, slots.write::<B::State>(c, self.params, head)]
+        }
+    }
+
     /// Whether the launch leaves a live row as it is: one without tokens, whose state stays where it is.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_idle<B: Block, const TILES16: usize>(&self) -> bool
     where
         A: Around<B, TILES16>,
     {
-        let (c, slots, head) = (&self.c, self.around.slots(), self.head::<B>());
-        let start = slots.start::<B::State>(c, self.params, head);
-        let write = slots.write::<B::State>(c, self.params, head);
+        let (c, slots, [start, write]) = (&self.c, self.around.slots(), self.heads::<B, TILES16>());
         let moves = c.update_state != 0 && (slots.is_fresh() || start.address != write.address);
         self.tokens.are_none(c) && !moves
     }
@@ -144,7 +161,7 @@ impl<A> RowStep<'_, A> {
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its reads.
         unsafe {
             let slots = self.around.slots();
-            let write = slots.write::<B::State>(c, self.params, self.head::<B>());
+            let [start, write] = self.heads::<B, TILES16>();
             let is_early = self.loads_early::<B>();
             let mut inputs = Inputs::NONE;
             // Each turn loads a set, stores the one before it, and computes one that is stored. Sets that are not loaded early are
@@ -170,8 +187,12 @@ impl<A> RowStep<'_, A> {
                     return;
                 }
                 if at == u32::from(is_early) {
-                    let start = slots.start::<B::State>(c, self.params, self.head::<B>());
-                    worker.copy_state(start, slots.is_fresh());
+                    if worker.widens {
+                        B::State::copy_narrow(&worker, start, slots.is_fresh());
+                        copy_async_commit();
+                    } else {
+                        worker.copy_state(start, slots.is_fresh());
+                    }
                 }
                 let stored = if is_early { inputs } else { next };
                 if at >= 1 && at <= sets {
@@ -224,6 +245,11 @@ impl<A> RowStep<'_, A> {
         };
         // SAFETY: the caller's promise.
         unsafe {
+            if i == 0 && worker.widens {
+                Worker::<B, TILES16>::wait_for_state();
+                B::State::widen_rows(worker);
+                sync_warp(FULL_MASK);
+            }
             let (key, query) = (operand(set.key()), operand(set.query()));
             let fragments = unknown(Worker::<B, TILES16>::FRAGMENTS as u32) as usize;
             let [sk, sq] = worker.products(key, query, fragments, |_, _, state| state);
@@ -247,12 +273,17 @@ impl<A> RowStep<'_, A> {
             each!(fragment in 0..fragments => {
                 each!(tile in 0..TILES16 => {
                     let state = worker.state(tile, fragment);
-                    let next =
+                    let mut next =
                         Worker::<B, TILES16>::advance_fragment(&advance, tile, fragment, state);
+                    if is_written && worker.widens {
+                        next = B::State::rounded(worker, next);
+                    }
                     if stays {
                         worker.leave_fragment(tile, fragment, next);
                     }
-                    if is_written {
+                    if is_written && worker.widens {
+                        B::State::store_narrow(worker, write, (tile, fragment), next);
+                    } else if is_written {
                         worker.store_fragment(write, tile, fragment, next);
                     }
                 });

@@ -51,7 +51,7 @@ impl Gram {
     /// From the tokens themselves.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_tokens<B: Block>(c: &StepConstants, set: Set) -> Self {
-        let is_f16 = c.state_f16 != 0;
+        let is_f16 = Map::<B>::is_f16(c);
         let keys = Tokens8::new::<B>(set.key(), c.k_element, is_f16);
         let queries = Tokens8::new::<B>(set.query(), c.q_element, is_f16);
         // A sum for each fragment: four short chains instead of a long one.
@@ -101,7 +101,7 @@ impl Gram {
         let keys = [s, s + 1].map(|s| load(Map::<B>::key_product(set, r, s)));
         let queries = [s, s + 1].map(|s| load(Map::<B>::query_product(set, r, s)));
         let query = load(Map::<B>::query_square(set, r));
-        let own_inverses = if c.state_f16 != 0 {
+        let own_inverses = if Map::<B>::is_f16(c) {
             Map::<B>::decayed_squares(set, r).map(|address| {
                 let [_, inverse] = power::of_root(load(address));
                 inverse
@@ -180,7 +180,7 @@ unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, 
     let last = warp_shuffle_idx(gates.decay, 7);
     let decay = exp2(gates.decay);
     let (mut key_factor, mut query_factor) = (decay * key_norm, decay * query_norm);
-    if B::PER_CHANNEL && c.state_f16 != 0 {
+    if B::PER_CHANNEL && Map::<B>::is_f16(c) {
         let [key, query] = gram.own_inverses.map(|inverse| of_diagonal(inverse, t));
         (key_factor, query_factor) = (key_factor * key, query_factor * query);
     }

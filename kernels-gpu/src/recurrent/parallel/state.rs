@@ -14,7 +14,7 @@ use crate::state::{B16, Head, Share, StateElement};
 /// A fragment of S of a block's warps.
 pub(crate) type StateFragment<B> = <<B as Block>::State as StateRows>::Fragment;
 
-/// Rows of S that a warp owns, by the element of S: 16 bits, K-last; or f32 in either layout ([`super::state_f32`]).
+/// Rows of S that a warp owns, by their elements in shared memory: 16 bits, K-last; or f32 in either layout ([`super::state_f32`]).
 pub(crate) trait StateRows: StateElement {
     /// 32 channels of 16 rows of S, 8 channels of rows r and r + 8 to a lane.
     type Fragment: Copy;
@@ -89,6 +89,44 @@ pub(crate) trait StateRows: StateElement {
         at: (usize, usize),
         fragments: [Self::Fragment; 2],
     );
+
+    /// [`Self::copy`] from 16-bit elements, which [`Self::widen_rows`] then turns into those of S. This function and the next ones are
+    /// called only where the pool's elements are not those of S ([`Worker::widens`]).
+    ///
+    /// # Safety
+    /// As [`Self::copy`]'s.
+    unsafe fn copy_narrow<B: Block<State = Self>, const TILES16: usize>(
+        _: &Worker<B, TILES16>,
+        _: Head,
+        _: bool,
+    ) {
+    }
+
+    /// Turns the warp's rows, as [`Self::copy_narrow`] has brought them, into elements of S.
+    ///
+    /// # Safety
+    /// The warp's copies of the state have been waited for.
+    unsafe fn widen_rows<B: Block<State = Self>, const TILES16: usize>(_: &Worker<B, TILES16>) {}
+
+    /// A fragment with the values that [`Self::store_narrow`] stores.
+    fn rounded<B: Block<State = Self>, const TILES16: usize>(
+        _: &Worker<B, TILES16>,
+        fragment: Self::Fragment,
+    ) -> Self::Fragment {
+        fragment
+    }
+
+    /// [`Self::store`] as 16-bit elements, rounded.
+    ///
+    /// # Safety
+    /// As [`Self::store`]'s.
+    unsafe fn store_narrow<B: Block<State = Self>, const TILES16: usize>(
+        _: &Worker<B, TILES16>,
+        _: Head,
+        _: (usize, usize),
+        _: Self::Fragment,
+    ) {
+    }
 }
 
 /// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.

@@ -1,4 +1,5 @@
-//! f32 states of either layout, by a load-time constant.
+//! States of either layout that are f32 in shared memory; in the pool they are f32, or of 16 bits in a launch of sets
+//! ([`super::sets`]): both are load-time constants.
 //!
 //! A product takes S in two parts of bf16, good to 2⁻¹⁷; the new state is made by additions in f32. A lane holds channels
 //! 4c .. 4c+4 and 16+4c .. 16+4c+4 of a fragment, two vectors of a K-last row. Of a V-last state it takes the 8 channels from as many
@@ -8,13 +9,14 @@ use super::fragments::{Fragment, Steps, TokenFragment, split};
 use super::map::{Block, Map};
 use super::state::StateRows;
 use super::worker::Worker;
-use crate::device::global::store_state_b32;
+use crate::device::float::{b16x2_to_f32, pack_b16x2};
+use crate::device::global::{store_state_b16, store_state_b32};
 use crate::device::shared::{
     copy_async_b128, load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::warp::lane_id;
 use crate::math::each::each;
-use crate::state::{F32, Head, Share, StateElement};
+use crate::state::{B16, F32, Head, Share, StateElement};
 
 /// Elements of 16 bytes.
 const VECTOR: u32 = F32::VECTOR;
@@ -38,6 +40,24 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
+    /// The same of a state of 16 bits, half as many turns: the addresses are those of both halves, once they are f32.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn narrow_vector(&self, i: u32) -> (u32, [u32; 2]) {
+        let of_row = if self.v_last { B::ROWS } else { B::K } / B16::VECTOR;
+        let chunk = lane_id() % of_row;
+        let row = i * (32 / of_row) + lane_id() / of_row;
+        let halves = [2 * chunk, 2 * chunk + 1];
+        if self.v_last {
+            let element = row * B::V + self.first + B16::VECTOR * chunk;
+            let place = |half| Map::<B>::state_of_channel(self.warp, row, half);
+            (element, halves.map(place))
+        } else {
+            let element = (self.first + row) * B::K + B16::VECTOR * chunk;
+            let place = |half| Map::<B>::state(self.warp, row, half);
+            (element, halves.map(place))
+        }
+    }
+
     /// Channel, and row of the warp's, of element `i` of this lane's part of a fragment, of rows 8 `half` + r of a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place((tile, fragment): (usize, usize), half: usize, i: usize) -> (u32, u32) {
@@ -51,6 +71,14 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
         let (channel, row) = Self::place(at, half, i);
         let place = Map::<B>::state_of_channel(self.warp, channel, row / VECTOR);
         place + row % VECTOR * 4
+    }
+
+    /// A lane's part of a row of a fragment as the 16-bit elements of the pool, in pairs.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn pairs(&self, row: [f32; 8]) -> [u32; 4] {
+        let mut pairs = [0; 4];
+        each!(j in 0..4 => pairs[j] = pack_b16x2(row[2 * j], row[2 * j + 1], self.pool_f16));
+        pairs
     }
 
     /// Address in shared memory of elements 4 `i` .. of this lane's part of a fragment of a K-last state, in row 8 `half` + r of a tile.
@@ -210,5 +238,86 @@ impl StateRows for F32 {
     ) {
         Self::store(worker, head, (tile, 2 * pair), first);
         Self::store(worker, head, (tile, 2 * pair + 1), second);
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn copy_narrow<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        fresh: bool,
+    ) {
+        each!(i in 0..Worker::<B, TILES16>::TURNS_OF_STATE / 2 => {
+            let (element, [place, _]) = worker.narrow_vector(i);
+            // SAFETY: the caller's promise; the warp reads them after it has waited.
+            unsafe {
+                if fresh {
+                    store_shared_b128(place, [0; 4]);
+                } else if worker.wide_state {
+                    copy_async_b128(place, head.address + 2 * element as u64);
+                } else {
+                    store_shared_b128(place, head.load_vector::<B16>(element));
+                }
+            }
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn widen_rows<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+    ) {
+        each!(i in 0..Worker::<B, TILES16>::TURNS_OF_STATE / 2 => {
+            // SAFETY: the caller's promise; these 32 bytes are this lane's.
+            unsafe {
+                let (_, [first, second]) = worker.narrow_vector(i);
+                let values = load_shared_b128(first)
+                    .map(|word| b16x2_to_f32(word, worker.pool_f16).map(f32::to_bits));
+                let [[a, b], [c, d], [e, f], [g, h]] = values;
+                store_shared_b128(first, [a, b, c, d]);
+                store_shared_b128(second, [e, f, g, h]);
+            }
+        });
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn rounded<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        mut fragment: [[f32; 8]; 2],
+    ) -> [[f32; 8]; 2] {
+        each!(half in 0..2 => {
+            let pairs = worker.pairs(fragment[half]);
+            each!(j in 0..4 => {
+                let pair = b16x2_to_f32(pairs[j], worker.pool_f16);
+                [fragment[half][2 * j], fragment[half][2 * j + 1]] = pair;
+            });
+        });
+        fragment
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_narrow<B: Block<State = Self>, const TILES16: usize>(
+        worker: &Worker<B, TILES16>,
+        head: Head,
+        at: (usize, usize),
+        next: [[f32; 8]; 2],
+    ) {
+        each!(half in 0..2 => {
+            let pairs = worker.pairs(next[half]);
+            if worker.v_last {
+                each!(i in 0..8 => {
+                    let (channel, row) = Worker::<B, TILES16>::place(at, half, i);
+                    let element = channel * B::V + worker.first + row;
+                    let bits = pairs[i / 2] >> (16 * (i % 2) as u32);
+                    // SAFETY: the caller's promise.
+                    unsafe { store_state_b16(head.address + 2 * element as u64, bits as u16) };
+                });
+            } else {
+                each!(i in 0..2 => {
+                    let (channel, row) = Worker::<B, TILES16>::place(at, half, 4 * i);
+                    let element = (worker.first + row) * B::K + channel;
+                    // SAFETY: the caller's promise.
+                    unsafe { head.store_four(element, [pairs[2 * i], pairs[2 * i + 1]]) };
+                });
+            }
+        });
     }
 }

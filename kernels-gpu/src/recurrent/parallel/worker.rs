@@ -25,10 +25,14 @@ pub struct Worker<B, const TILES16: usize> {
     pub first: u32,
     pub wide_io: bool,
     pub wide_state: bool,
-    /// The state is f16, not bf16.
+    /// The state in shared memory is f16, not bf16.
     pub state_f16: bool,
-    /// The state is V-last. 16-bit states are not.
+    /// The state in shared memory is V-last; one of 16 bits there is not.
     pub v_last: bool,
+    /// The state is f32 in shared memory, and of 16 bits in the pool.
+    pub widens: bool,
+    /// The state in the pool is f16, not bf16.
+    pub pool_f16: bool,
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
@@ -44,8 +48,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             first: (tile * B::WARPS + warp) * B::ROWS,
             wide_io: c.wide_io != 0,
             wide_state: c.wide_state != 0,
-            state_f16: c.state_f16 != 0,
+            state_f16: Map::<B>::is_f16(c),
             v_last: Map::<B>::F32_STATE && c.state_v_last != 0,
+            widens: Map::<B>::widens(c),
+            pool_f16: c.state_f16 != 0,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Rules of a GDN verify, a resume and a commit that a decode does not have.
 
 use gated_delta::DType::{Bf16, F16, F32, I32, I64, U32};
+use gated_delta::Formulation;
 use gated_delta::Tensor;
-use gated_delta::{Formulation, StateLayout};
 use gated_delta_harness::arguments::{Kept, Packed, Tokens};
 
 use super::{Change, FLOATS, Message, OfTensor, Rule, all, at, strided, tensor};
@@ -157,9 +157,8 @@ pub fn of_previous() -> Vec<Rule> {
     const CHANGES: &[(Change, Message)] = &[
         (|args| args.snapshots = Some(tensor(Bf16, &[2, 3, 4, 64, 64])), ["previous and snapshots exclude each other", "no other", ""]),
         (|args| args.update_state = false, ["previous and update_state = false exclude each other", "the state after the kept tokens is written", ""]),
-        (|args| args.options.formulation = Formulation::Parallel, ["T' of the parallel formulation = 9", "not supported: 1 to 8", ""]),
-        (|args| (args.options.formulation, args.options.state_layout) = (Formulation::Parallel, StateLayout::VLast), ["formulation = parallel and a 16-bit v_last state exclude each other", "f32 states and for 16-bit k_last states", ""]),
-        (|args| { args.options.formulation = Formulation::Parallel; args.new.iter_mut().for_each(|new| new.q = tensor(Bf16, &[2, 9, 2, 64])) }, ["T of the parallel formulation = 9", "not supported: 1 to 8", ""]),
+        (|args| { args.options.formulation = Formulation::Parallel; args.previous.iter_mut().for_each(|previous| previous.tokens.k = tensor(Bf16, &[2, 17, 2, 64])) }, ["T' of the parallel formulation = 17", "not supported: 1 to 16", ""]),
+        (|args| { args.options.formulation = Formulation::Parallel; args.new.iter_mut().for_each(|new| new.q = tensor(Bf16, &[2, 17, 2, 64])) }, ["T of the parallel formulation = 17", "not supported: 1 to 16", ""]),
     ];
     all(tensors, CHANGES)
 }
