@@ -510,11 +510,8 @@ fn family(
     } else {
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
-    let is_16_bit_v_last = layout == StateLayout::VLast && state != DType::F32;
-    let are_long = ways
-        .iter()
-        .any(|way| way.tokens > Family::PARALLEL.max_tokens() as usize);
-    let in_sets = family == Family::PARALLEL && (are_long || is_16_bit_v_last);
+    let most = ways.iter().map(|way| way.tokens.max(way.previous)).max();
+    let in_sets = Kind::goes_in_sets(family, (layout, state), most.unwrap_or(0));
     let kinds = [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
         family,
         per_channel,

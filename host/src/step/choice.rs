@@ -6,7 +6,7 @@ use super::request::{Phase, Request, Sort};
 use crate::tensor::{DType, Tensor};
 
 /// Largest number of tokens of a row that the parallel formulation computes together.
-pub(super) const MAX_SET_TOKENS: usize = 8;
+const MAX_SET_TOKENS: usize = 8;
 
 /// Number of tokens up to which f32 states take them one by one: as fast, with the bits of decodes.
 const FEW_TOKENS: usize = 2;

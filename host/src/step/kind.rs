@@ -38,13 +38,24 @@ pub(crate) struct Kind {
     pub ratio: u32,
     /// T + T', the number of new and previous tokens of a row.
     pub tokens: u32,
-    /// A parallel step goes through its tokens in sets of 8: T or T' is above 8, or states are 16-bit V-last.
+    /// See [`Kind::goes_in_sets`].
     pub in_sets: bool,
     /// The launch is a prefill with a norm.
     pub norm: bool,
 }
 
 impl Kind {
+    /// Says whether a step of `family` on such states goes through its tokens in sets of 8. `most` is the larger of T and T'.
+    pub fn goes_in_sets(
+        family: Family,
+        (layout, state): (StateLayout, DType),
+        most: usize,
+    ) -> bool {
+        let is_16_bit_v_last = state != DType::F32 && layout == StateLayout::VLast;
+        let is_long = most > Family::PARALLEL.max_tokens() as usize;
+        family == Family::PARALLEL && (is_long || is_16_bit_v_last)
+    }
+
     /// Says whether the launch is a prefill.
     pub fn is_chunked(self) -> bool {
         self.family.is_chunked()

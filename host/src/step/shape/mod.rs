@@ -19,13 +19,10 @@ pub use checks::MAX_BATCH;
 use gated_delta_kernels::launch::Family;
 
 use crate::error::Error;
-use crate::step::args::StateLayout;
 use crate::step::argument::Argument;
-use crate::step::choice::MAX_SET_TOKENS;
 use crate::step::kind::{Kind, Mode};
 use crate::step::problem::Problem;
 use crate::step::request::{Phase, Request};
-use crate::tensor::DType;
 use checks::indices;
 use convolution::{ConvolutionStrides, NormStrides};
 use extents::Extents;
@@ -108,8 +105,7 @@ impl Shape {
         let is_chunked = request.is_chunked();
         let state = request.pool().tensor.dtype();
         let layout = request.options.state_layout;
-        let is_16_bit_v_last = state != DType::F32 && layout == StateLayout::VLast;
-        let is_long = new.tokens.max(previous.tokens) > MAX_SET_TOKENS;
+        let most = new.tokens.max(previous.tokens);
         Kind {
             family,
             per_channel: request.gates.per_channel,
@@ -124,7 +120,7 @@ impl Shape {
                 true => 0,
                 false => (new.tokens + previous.tokens) as u32,
             },
-            in_sets: family == Family::PARALLEL && (is_long || is_16_bit_v_last),
+            in_sets: Kind::goes_in_sets(family, (layout, state), most),
             norm: is_chunked && request.norm.is_some(),
         }
     }
