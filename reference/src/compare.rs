@@ -124,7 +124,8 @@ pub struct Tolerance {
     /// [`judge`](crate::judge::judge()) takes it relative to the terms of o instead: see [`Self::CHUNKED`].
     pub output: f64,
     /// Error of a state or an output that remains however small states are, from values below the smallest normal number of f16. It is
-    /// relative to the largest norm of v and S k̂ in the row; for an output it is multiplied by the norm of q̂ if that is more than 1.
+    /// relative to the largest norm of v and S k̂ in the row, and to at least [`NORM_AROUND_1`] for [`CHUNK`] tokens from a state with
+    /// an element of [`LARGE_STATE`] on; for an output it is multiplied by the norm of q̂ if that is more than 1.
     pub least: f64,
     /// Factor of [`of_keys`] in the error of a state, where it counts if the result is more than the error relative to the state's norm.
     /// An output has the part that q̂ reads. 0 turns it off.
@@ -220,6 +221,13 @@ pub const KEY: f64 = 1.0 / 4096.0;
 
 /// Most tokens of a chunk.
 pub const CHUNK: usize = 64;
+
+/// Magnitude of an element of a state from which a chunk's products take every R = v − S k̂ below 768, however small. If the state has
+/// decayed to nothing since, R below 2⁻²⁵ are lost that an f32 recurrence keeps.
+pub const LARGE_STATE: f64 = 1.0 / 2048.0;
+
+/// Norm of 128 values that are evenly distributed between −1 and 1.
+pub const NORM_AROUND_1: f64 = 6.5;
 
 /// Distance of a state from `exact` that [`KEY`] causes. `keys_off` is the state after the same tokens with every element of k larger
 /// or smaller by that part of it.

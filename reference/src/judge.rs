@@ -13,7 +13,8 @@ use deferred::add_changes;
 use std::collections::VecDeque;
 
 use crate::compare::{
-    CHUNK, KEY, MORE_DECAY, TAP, TERM, Tolerance, change, of_decays, of_keys, of_norm, of_terms,
+    CHUNK, KEY, LARGE_STATE, MORE_DECAY, NORM_AROUND_1, TAP, TERM, Tolerance, change, of_decays,
+    of_keys, of_norm, of_terms,
 };
 use crate::conv::Conv;
 use crate::error::{Error, Tokens};
@@ -295,6 +296,8 @@ struct Head<'a> {
     last: VecDeque<(Vec<f64>, f64)>,
     /// Largest norm so far of |v| + |S k̂|.
     largest: f64,
+    /// Tokens since the last one before which the state had an element of [`LARGE_STATE`].
+    since_large: usize,
     signs: Signs,
 }
 
@@ -309,6 +312,7 @@ impl<'a> Head<'a> {
             exact,
             last: VecDeque::new(),
             largest: 0.0,
+            since_large: CHUNK,
             signs: Signs::new(hv as u64),
         }
     }
@@ -343,6 +347,8 @@ impl<'a> Head<'a> {
         {
             let terms = Terms::of(&self.exact, token);
             self.largest = finite(terms.of_update).max(self.largest);
+            let is_large = self.exact.iter().any(|s| s.abs() >= LARGE_STATE);
+            self.since_large = if is_large { 0 } else { self.since_large + 1 };
         }
         let (o, delta) = take(&mut self.exact, token)?;
         if self.keys_off.is_some() {
@@ -359,7 +365,7 @@ impl<'a> Head<'a> {
     /// Largest error of the state.
     fn of_state(&self) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
-            self.by(tolerance, tolerance.state) + tolerance.least * self.largest
+            self.by(tolerance, tolerance.state) + self.least(tolerance)
         })
     }
 
@@ -374,8 +380,17 @@ impl<'a> Head<'a> {
                 None => self.by(tolerance, tolerance.output) * length,
             };
             // The loss of factors that contain q̂ does not shrink with q̂.
-            off + tolerance.least * self.largest * length.max(1.0)
+            off + self.least(tolerance) * length.max(1.0)
         })
+    }
+
+    /// The error of [`Tolerance::least`].
+    fn least(&self, tolerance: &Tolerance) -> f64 {
+        let at_least = match self.since_large < CHUNK {
+            true => NORM_AROUND_1,
+            false => 0.0,
+        };
+        tolerance.least * self.largest.max(at_least)
     }
 
     /// Error of the state if rounding causes an error of `part` of it.

@@ -1,6 +1,6 @@
 //! Tests of the bounds of a launch, with one head of one channel.
 
-use gated_delta_reference::compare::Tolerance;
+use gated_delta_reference::compare::{LARGE_STATE, NORM_AROUND_1, Tolerance};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::judge::{Judgement, judge};
 use gated_delta_reference::layer::{Layer, Pools};
@@ -11,14 +11,21 @@ const GATES: TokenGates<'_> = TokenGates::Gdn(Gates::Given {
     beta: &[1.0],
 });
 
-/// The judgement of a token with q = 2, k = 1 and this v, from the state 5. With `kept`, a previous token with v = 4 comes first.
-fn of(v: f64, kept: bool, stored: Option<&[f64]>) -> Judgement {
-    let step = Recurrent {
+fn token<'a>(v: &'a [f64], gates: TokenGates<'a>) -> Recurrent<'a> {
+    Recurrent {
         q: &[2.0],
         k: &[1.0],
-        v: &[v],
+        v,
         l2norm: false,
         scale: 1.0,
+        ..Recurrent::new([1, 1], [1, 1], [1, 1], gates)
+    }
+}
+
+/// The judgement of a token with q = 2, k = 1 and this v, from the state 5. With `kept`, a previous token with v = 4 comes first.
+fn of(v: f64, kept: bool, stored: Option<&[f64]>) -> Judgement {
+    let v = [v];
+    let step = Recurrent {
         previous: kept.then_some(Previous {
             tokens: 1,
             k: &[1.0],
@@ -26,8 +33,17 @@ fn of(v: f64, kept: bool, stored: Option<&[f64]>) -> Judgement {
             gates: GATES,
             keep: &[1],
         }),
-        ..Recurrent::new([1, 1], [1, 1], [1, 1], GATES)
+        ..token(&v, GATES)
     };
+    judged(step, 5.0, stored, &Tolerance::RECURRENT)
+}
+
+fn judged(
+    step: Recurrent<'_>,
+    state: f64,
+    stored: Option<&[f64]>,
+    tolerance: &Tolerance,
+) -> Judgement {
     let layer = Layer {
         step,
         projection: None,
@@ -36,10 +52,10 @@ fn of(v: f64, kept: bool, stored: Option<&[f64]>) -> Judgement {
         checkpoints: None,
     };
     let pools = Pools {
-        states: &[5.0],
+        states: &[state],
         ..Pools::default()
     };
-    judge(&layer, &pools, stored, &Tolerance::RECURRENT, 0.0).unwrap()
+    judge(&layer, &pools, stored, tolerance, 0.0).unwrap()
 }
 
 fn near(got: &[f64], wanted: f64) {
@@ -71,4 +87,20 @@ fn new_tokens_follow_from_the_state_as_it_is_stored() {
     assert_eq!((stored.o, stored.states), (vec![0.0], vec![4.0]));
     near(&stored.allowed.o, 1e-6 * 0.2 * (1024.0 + 1024.0) * 2.0);
     near(&stored.allowed.states, 1e-5 * 4.0);
+}
+
+/// A state that was large before the chunk hides small tokens, also where it has decayed to nothing.
+#[test]
+fn chunks_lose_small_tokens_after_a_large_state() {
+    let reset = TokenGates::Gdn(Gates::Given {
+        g: &[f64::NEG_INFINITY],
+        beta: &[1.0],
+    });
+    let bound = |state| {
+        let all = judged(token(&[1e-9], reset), state, None, &Tolerance::CHUNKED);
+        all.allowed.states[0]
+    };
+    let own = 1e-3 * 1e-9;
+    near(&[bound(0.9 * LARGE_STATE)], own + 6e-7 * 1e-9);
+    near(&[bound(LARGE_STATE)], own + 6e-7 * NORM_AROUND_1);
 }
