@@ -6,7 +6,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
-use gated_delta::step::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
+use gated_delta::step::pending::{self, MAX_PENDING, MAX_PENDING_DRAFTS, Ring};
 use gated_delta::{
     Activation, Convolution, DType, Entry, Error, Formulation, Gates, Gdn, GdnGates, Inputs, Kda,
     KdaBeta, KdaDecay, KdaGates, Library, Norm, Options, Pending, Previous, States, Step, Stored,
@@ -67,6 +67,14 @@ pub struct Drafts {
 }
 
 impl Drafts {
+    /// The ring of a slot.
+    const fn ring(self) -> Ring {
+        Ring {
+            most: self.most,
+            entries: ENTRIES,
+        }
+    }
+
     /// One token a step, and up to 8 pending tokens.
     pub const NONE: Self = Self {
         tokens: 1,
@@ -666,17 +674,16 @@ impl Buffers {
             return Ok(Box::new(step));
         }
         let keys = self.case.keys();
-        let rings = [
-            self.keys.tensor(set, keys, &[batch, h, ENTRIES, dim])?,
-            self.updates
-                .tensor(set, drafts.updates(), &[batch, hv, ENTRIES, dim])?,
-            decays,
-        ];
         let launches = self.counts.len();
         let lens = self.len.tensor(0, DType::I32, &[launches * batch])?;
-        let len = lens.narrow(0, i % launches * batch, batch)?;
-        let base = self.base.tensor(0, DType::I32, &[batch])?;
-        let mut pending = Pending::new(rings, len, base).most(drafts.most);
+        let rings = pending::Rings {
+            keys: self.keys.tensor(set, keys, &[batch, h, ENTRIES, dim])?,
+            updates: (self.updates).tensor(set, drafts.updates(), &[batch, hv, ENTRIES, dim])?,
+            decays,
+            len: lens.narrow(0, i % launches * batch, batch)?,
+            base: self.base.tensor(0, DType::I32, &[batch])?,
+        };
+        let mut pending = Pending::new(rings).most(drafts.most);
         if self.case.windows_wait() {
             let dims = &[batch, ENTRIES, self.case.channels()];
             pending = pending.inputs(self.inputs.tensor(set, DType::Bf16, dims)?);
@@ -719,17 +726,17 @@ impl Buffers {
             / ENTRIES;
         let drafts = self.case.drafts;
         let of_row = |&pending: &usize| {
-            let folds = count == Count::Today || folds(pending, drafts.tokens, drafts.most);
+            let flushes = count == Count::Today || drafts.ring().flushes(pending, drafts.tokens);
             let extra = match count {
                 Count::Today if drafts.tokens > 1 => resumed,
                 Count::Today => 0,
                 _ => (pending + drafts.tokens) * entry + left,
             };
-            let window = match folds || !self.case.windows_wait() {
+            let window = match flushes || !self.case.windows_wait() {
                 true => 2 * windows.len(),
                 false => 0,
             };
-            state * if folds { 2.0 } else { 1.0 } + (extra + window + tokens) as f64
+            state * if flushes { 2.0 } else { 1.0 } + (extra + window + tokens) as f64
         };
         let of_rows: f64 = self.counts.iter().map(of_row).sum();
         self.case.batch as f64 * of_rows / self.counts.len() as f64
@@ -846,7 +853,7 @@ impl Buffers {
                 }
             } else {
                 let wanted = deferred(&problem, &pools, &rings)?;
-                let writes = folds(len, drafts.tokens, drafts.most);
+                let writes = drafts.ring().flushes(len, drafts.tokens);
                 Truth {
                     b,
                     o: wanted.o,

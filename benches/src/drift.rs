@@ -88,8 +88,7 @@ struct Ring {
     keys: Vec<bf16>,
     updates: Updates,
     decays: Vec<f32>,
-    len: usize,
-    base: usize,
+    count: pending::Count,
 }
 
 impl Ring {
@@ -102,17 +101,16 @@ impl Ring {
                 _ => Updates::F32(vec![f32::NAN; entries * DIM]),
             },
             decays: vec![f32::NAN; entries * channels(operator)],
-            len: 0,
-            base: 0,
+            count: pending::Count::default(),
         }
     }
 
     /// States with the pending tokens added, as the next step reads them.
     fn applied(&self, operator: Operator, mut states: Vec<f64>) -> Vec<f64> {
         let channels = channels(operator);
-        for j in 0..self.len {
+        for j in 0..self.count.len {
             for head in 0..HEADS {
-                let entry = head * ENTRIES + (self.base + j) % ENTRIES;
+                let entry = head * ENTRIES + (self.count.base + j) % ENTRIES;
                 let key = &self.keys[entry * DIM..];
                 let decays = &self.decays[entry * channels..];
                 let state = &mut states[head * DIM * DIM..][..DIM * DIM];
@@ -198,7 +196,7 @@ impl Inputs {
         let inputs = gated_delta::Inputs::qkv(q, k, v);
         let pool = States::update(pool);
         let (len, base) = match &ring {
-            Some(ring) => ([ring.len as i32], [ring.base as i32]),
+            Some(ring) => ([ring.count.len as i32], [ring.count.base as i32]),
             None => ([0], [0]),
         };
         let mut options = Options::default().formulation(Formulation::Recurrent);
@@ -216,16 +214,13 @@ impl Inputs {
                         Tensor::from_slice_mut(updates, &dims)?
                     }
                 };
-                let rings = [
-                    Tensor::from_slice_mut(&mut ring.keys, &dims)?,
+                Some(Pending::new(pending::Rings {
+                    keys: Tensor::from_slice_mut(&mut ring.keys, &dims)?,
                     updates,
-                    Tensor::from_slice_mut(&mut ring.decays, of_decays)?,
-                ];
-                let (len, base) = (
-                    Tensor::from_slice(&len, &[1])?,
-                    Tensor::from_slice(&base, &[1])?,
-                );
-                Some(Pending::new(rings, len, base))
+                    decays: Tensor::from_slice_mut(&mut ring.decays, of_decays)?,
+                    len: Tensor::from_slice(&len, &[1])?,
+                    base: Tensor::from_slice(&base, &[1])?,
+                }))
             }
             None => None,
         };
@@ -249,8 +244,11 @@ impl Inputs {
         unsafe { library.launch(StreamRef::default_stream(), &*work) }?;
         drop(work);
         if let Some(ring) = ring {
-            let sizes = [MAX_PENDING, ENTRIES];
-            [ring.len, ring.base] = pending::after([ring.len, ring.base], [1, 1], sizes);
+            let size = pending::Ring {
+                most: MAX_PENDING,
+                entries: ENTRIES,
+            };
+            ring.count = size.after(ring.count, 1, 1);
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ use gated_delta::driver::{
     attribute,
 };
 use gated_delta::raw::LaunchShape;
+use gated_delta::step::pending::Rings;
 use gated_delta::{
     Convolution, DType, Error, Formulation, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Library, Norm, Options, Pending, Previous, States, Stored, StreamRef, Tensor, Work,
@@ -156,12 +157,13 @@ impl Arena {
 
     fn deferred(&mut self) -> Result<Gdn<'static>, Error> {
         let step = self.layer([1, 1], 1)?;
-        let rings = [
-            self.f32(&[SLOTS, H, RING, DIM])?,
-            self.f32(&[SLOTS, HV, RING, DIM])?,
-            self.f32(&[SLOTS, HV, RING])?,
-        ];
-        Ok(step.pending(Pending::new(rings, self.i32(&[1])?, self.i32(&[1])?)))
+        Ok(step.pending(Pending::new(Rings {
+            keys: self.f32(&[SLOTS, H, RING, DIM])?,
+            updates: self.f32(&[SLOTS, HV, RING, DIM])?,
+            decays: self.f32(&[SLOTS, HV, RING])?,
+            len: self.i32(&[1])?,
+            base: self.i32(&[1])?,
+        })))
     }
 
     /// A mixed batch: a prompt, and rows that decode.

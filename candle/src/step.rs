@@ -5,6 +5,7 @@
 //! once.
 
 use candle_core::{DType, Result, Tensor};
+use gated_delta::step::pending::Rings;
 use gated_delta::{Activation, BetaScale, KdaBeta, Options, StateLayout};
 
 use crate::bind::{At, Named, named};
@@ -877,13 +878,14 @@ impl Pending {
     }
 
     fn build<'x>(&self, at: &At<'x>) -> Result<gated_delta::Pending<'x>> {
-        let rings = [
-            at.get(&self.keys)?,
-            at.get(&self.updates)?,
-            at.get(&self.decays)?,
-        ];
-        let (len, base) = (at.get(&self.len)?, at.get(&self.base)?);
-        let mut pending = gated_delta::Pending::new(rings, len, base).most(self.most);
+        let rings = Rings {
+            keys: at.get(&self.keys)?,
+            updates: at.get(&self.updates)?,
+            decays: at.get(&self.decays)?,
+            len: at.get(&self.len)?,
+            base: at.get(&self.base)?,
+        };
+        let mut pending = gated_delta::Pending::new(rings).most(self.most);
         pending.inputs = at.optional(&self.inputs)?;
         Ok(pending)
     }

@@ -179,8 +179,8 @@ struct Lines {
 /// Differences in o and u of tokens after committed or flushed ones that rounding of the state causes: the norm of the difference for
 /// each head, between a start from the stored state, from the exact state, and from another rounding of it. Returns those of o, then u.
 fn rounded_otherwise(problem: &Problem, of_stored: &Truth) -> Result<[Vec<f64>; 2], Error> {
-    let folds = problem.has_previous() || problem.has_pending();
-    if !folds || !problem.has_new() {
+    let commits = problem.has_previous() || problem.has_pending();
+    if !commits || !problem.has_new() {
         return Ok([const { Vec::new() }; 2]);
     }
     let (unrounded, _) = reference::judged(problem, None)?;

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use gated_delta::step::pending::folds;
-use gated_delta::step::pending::max_pending;
 use gated_delta::{
     Activation, DType, Formulation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
 };
@@ -156,7 +154,7 @@ impl Problem {
     #[must_use]
     pub fn most_pending(&self) -> usize {
         self.max_pending
-            .unwrap_or(max_pending(self.options.formulation))
+            .unwrap_or(self.options.formulation.max_pending())
     }
 
     /// Number of pending tokens of row b, and the ring entry of the first. The row is active.
@@ -381,8 +379,8 @@ impl Problem {
         let Some([len, _]) = self.pending(b) else {
             return false;
         };
-        let folds = tokens == 0 || folds(len, tokens, self.most_pending());
-        self.is_fresh(b) || (len > 0 && folds)
+        let flushes = tokens == 0 || len + tokens > self.most_pending();
+        self.is_fresh(b) || (len > 0 && flushes)
     }
 
     /// Slot of the window that row b writes, and the number of its columns. The row is active and has `tokens` tokens.

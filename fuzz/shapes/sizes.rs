@@ -1,7 +1,6 @@
 //! Sizes of a launch, and the dims of each tensor that follow from them.
 
 use gated_delta::Formulation;
-use gated_delta::step::pending::max_pending;
 use gated_delta_harness::arguments::Operator;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
@@ -62,7 +61,7 @@ impl Sizes {
             Formulation::Parallel => 8,
             _ => 1,
         };
-        let most = max_pending(formulation);
+        let most = formulation.max_pending();
         self.tokens = self.tokens.clamp(1, tokens);
         self.ring[0] = self.ring[0].clamp(self.tokens, most);
         self.ring[1] = self.ring[1].max(self.ring[0] + self.tokens);

@@ -5,6 +5,7 @@
 
 use gated_delta::error::excludes;
 use gated_delta::step::Update;
+use gated_delta::step::pending::Rings;
 use gated_delta::{
     Activation, BetaScale, Commit, Convolution, Error, Flush, Gates, GdnGates, Inputs, KdaBeta,
     KdaDecay, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
@@ -809,8 +810,14 @@ fn missing(tensor: &'static str, needed_by: &'static str) -> Error {
 impl<'a> Pending<Tensor<'a>> {
     /// The library's form of the pending tokens.
     fn of_library(&self) -> gated_delta::Pending<'a> {
-        let rings = [self.keys, self.updates, self.decays];
-        let mut pending = gated_delta::Pending::new(rings, self.len, self.base).most(self.most);
+        let rings = Rings {
+            keys: self.keys,
+            updates: self.updates,
+            decays: self.decays,
+            len: self.len,
+            base: self.base,
+        };
+        let mut pending = gated_delta::Pending::new(rings).most(self.most);
         pending.inputs = self.inputs;
         pending
     }

@@ -12,6 +12,7 @@ use std::{env, fs, path::PathBuf};
 use gated_delta::DType::{self, Bf16, F16, F32, I32, I64, U32};
 use gated_delta::layer::{GdnParameters, KdaParameters, Parameters, Projection, Rows, Weights};
 use gated_delta::step::Update;
+use gated_delta::step::pending::Rings;
 use gated_delta::{
     Activation, BetaScale, Commit, Context, Convolution, Device, Error, Flush, Formulation, Gates,
     Gdn, GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, Layer,
@@ -879,8 +880,8 @@ fn fresh_rows_are_told_apart() {
 
 /// Every compiled-in property of pending tokens.
 #[test]
-fn states_that_wait_are_told_apart() {
-    if elsewhere("states_that_wait_are_told_apart").is_some() {
+fn deferred_steps_are_told_apart() {
+    if elsewhere("deferred_steps_are_told_apart").is_some() {
         return;
     }
     let stand_in = &StandIn::new();
@@ -889,14 +890,14 @@ fn states_that_wait_are_told_apart() {
     let Inputs::Qkv { k, .. } = k else {
         unreachable!("it is")
     };
-    let rings = |entries: usize| {
-        [
-            apart(k.dtype(), &[DECODE.slots, h, entries, dim], 1),
-            apart(F32, &[DECODE.slots, hv, entries, dim], 1),
-            apart(F32, &[DECODE.slots, hv, entries], 1),
-        ]
+    let rings = |entries: usize| Rings {
+        keys: apart(k.dtype(), &[DECODE.slots, h, entries, dim], 1),
+        updates: apart(F32, &[DECODE.slots, hv, entries, dim], 1),
+        decays: apart(F32, &[DECODE.slots, hv, entries], 1),
+        len: DECODE.rows(),
+        base: DECODE.rows(),
     };
-    let pending = Pending::new(rings(9), DECODE.rows(), DECODE.rows());
+    let pending = Pending::new(rings(9));
     let states = || States::update(DECODE.pool()).slots(DECODE.rows());
     let plain = DECODE.step(DECODE.raw(1), states());
     let step = plain.pending(pending);
@@ -922,7 +923,7 @@ fn states_that_wait_are_told_apart() {
         let flush = |pending| Flush::new(states(), pending).options(recurrent());
         stand_in.flip(what, &flush(pending), &flush(other), 1);
     }
-    let longer = Pending::new(rings(10), DECODE.rows(), DECODE.rows());
+    let longer = Pending::new(rings(10));
     stand_in.flip("R", &step, &plain.pending(longer), 1);
     let flush = Flush::new(states(), pending).options(recurrent());
     stand_in.flip("flush", &step, &flush, 1);

@@ -50,7 +50,7 @@ pub struct After {
 
 /// Whether a step of `tokens` tokens first flushes its `len` pending ones, of at most `most`.
 #[must_use]
-pub fn folds(len: usize, tokens: usize, most: usize) -> bool {
+pub fn flushes(len: usize, tokens: usize, most: usize) -> bool {
     len + tokens > most
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Live {
     /// Whether the row starts from zeros.
     pub is_fresh: bool,
     /// Whether the row writes its state.
-    pub folds: bool,
+    pub flushes: bool,
 }
 
 /// Deferred windows.
@@ -144,7 +144,7 @@ impl Deferred<'_> {
                 len,
                 base,
                 is_fresh,
-                folds: is_fresh || (len > 0 && self.must_fold(len)),
+                flushes: is_fresh || (len > 0 && self.must_flush(len)),
             })
         };
         Ok((0..self.layer.step.batch).filter_map(row).collect())
@@ -175,7 +175,7 @@ impl Deferred<'_> {
                 let pending = (0..len).map(|j| inputs[entry(j) + c]);
                 let all: Vec<f64> = of_window.into_iter().chain(pending).collect();
                 waited.before[own.clone()].copy_from_slice(&all[len..]);
-                if self.is_fresh(b) || (len > 0 && self.must_fold(len)) {
+                if self.is_fresh(b) || (len > 0 && self.must_flush(len)) {
                     waited.after[own].copy_from_slice(&all[len..]);
                 }
             }
@@ -213,9 +213,9 @@ impl Deferred<'_> {
         Ok((after, queries))
     }
 
-    fn must_fold(&self, len: usize) -> bool {
+    fn must_flush(&self, len: usize) -> bool {
         let tokens = self.layer.step.tokens;
-        tokens == 0 || folds(len, tokens, self.most)
+        tokens == 0 || flushes(len, tokens, self.most)
     }
 
     fn is_fresh(&self, b: usize) -> bool {
@@ -280,7 +280,7 @@ impl Deferred<'_> {
                 continue;
             };
             let fresh = self.is_fresh(b);
-            let must_fold = self.must_fold(len);
+            let must_flush = self.must_flush(len);
             for hv in 0..step.value_heads {
                 // Position in a ring of the first element of entry j of a head.
                 let at = |head: usize, of_head: [usize; 4], j: usize| {
@@ -303,7 +303,7 @@ impl Deferred<'_> {
                         }
                     }
                 }
-                if fresh || (must_fold && len > 0) {
+                if fresh || (must_flush && len > 0) {
                     heads.store(&mut after.pool, slot, hv, &state);
                     for s in &mut state {
                         *s = (step.round_state)(*s);

@@ -362,7 +362,7 @@ fn waiting(wanted: &[Entry]) -> Vec<(Entry, deferred::Spec)> {
 }
 
 #[test]
-fn sanitizer_states_that_wait() {
+fn sanitizer_deferred() {
     let Some(backend) = cuda() else { return };
     on_threads(&of_this_process(waiting(&entries())), |(entry, spec)| {
         let problem = spec.problem();

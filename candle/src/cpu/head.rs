@@ -63,7 +63,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
         if let Some(waiting) = row.waiting {
             self.catch_up(waiting);
-            if let (true, Some(slot)) = (waiting.is_folded, row.start) {
+            if let (true, Some(slot)) = (waiting.is_flushed, row.start) {
                 self.store(&written, &[slot]);
                 self.round(&written);
             }

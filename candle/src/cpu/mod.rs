@@ -9,7 +9,7 @@ mod view;
 mod window;
 
 use candle_core::Result;
-use gated_delta::step::pending::folds;
+use gated_delta::step::pending::Ring;
 use gated_delta::{
     Activation, Commit, Convolution, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Norm, Options, Pending, Previous, StateLayout, States, Stored, Tensor,
@@ -134,7 +134,7 @@ struct Waiting {
     len: usize,
     base: usize,
     /// Whether the step flushes: it writes the state before the row's tokens.
-    is_folded: bool,
+    is_flushed: bool,
 }
 
 /// A view of an optional tensor.
@@ -419,11 +419,15 @@ impl<'a> Ring<'a> {
             true => 0,
             false => within(self.len.index(&[b]), self.most + 1)?,
         };
-        let must_fold = tokens == 0 || folds(len, tokens, self.most);
+        let ring = Ring {
+            most: self.most,
+            entries: self.entries,
+        };
+        let flushes = tokens == 0 || ring.flushes(len, tokens);
         Some(Waiting {
             len,
             base: within(self.base.index(&[b]), self.entries)?,
-            is_folded: is_fresh || (len > 0 && must_fold),
+            is_flushed: is_fresh || (len > 0 && flushes),
         })
     }
 }

@@ -112,7 +112,7 @@ impl Work<'_> {
             push(line, channels, inputs, [slot, entry(j)]);
         }
         line.drain(..waiting.len * channels);
-        if waiting.is_folded {
+        if waiting.is_flushed {
             for (i, inputs) in line.chunks_exact(channels).enumerate() {
                 windows.write(&[slot, 0, i], 1, inputs);
             }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use bytemuck::Pod;
 use gated_delta::layer::Rows;
 use gated_delta::step::MAX_PENDING_DRAFTS;
-use gated_delta::step::pending::after;
+use gated_delta::step::pending::{Count, Ring, Rings};
 use gated_delta::{DeviceElement, Error, Inputs, Pending, States, Tensor};
 
 use crate::common::engine::{Buffer, Engine};
@@ -99,13 +99,12 @@ pub struct Keeping<S> {
     token_slots: Buffer<i32>,
     /// Accepted tokens of the last step, `[B]`.
     accepted: Buffer<i32>,
-    rings: Option<Rings>,
+    rings: Option<Deferred>,
 }
 
 /// Rings of pending tokens.
-struct Rings {
-    /// N and R.
-    sizes: [usize; 2],
+struct Deferred {
+    size: Ring,
     /// `[P, H, R, K]`.
     keys: Buffer<f32>,
     /// `[P, HV, R, V]`.
@@ -118,14 +117,17 @@ struct Rings {
     counts: [Buffer<i32>; 2],
 }
 
-impl Rings {
+impl Deferred {
     /// Rings full of NaN, without pending tokens.
     fn new(engine: &Engine, shape: Shape, [rows, tokens]: [usize; 2]) -> Result<Self> {
         let entries = MAX_PENDING_DRAFTS + tokens;
         let of = |width: usize| engine.buffer(&vec![f32::NAN; rows * entries * width]);
         let zeros = || engine.buffer(&vec![0i32; rows]);
         Ok(Self {
-            sizes: [MAX_PENDING_DRAFTS, entries],
+            size: Ring {
+                most: MAX_PENDING_DRAFTS,
+                entries,
+            },
             keys: of(shape.heads * shape.dim)?,
             updates: of(shape.values())?,
             decays: of(shape.value_heads)?,
@@ -136,19 +138,18 @@ impl Rings {
 
     /// The rings and counts for a step.
     fn pending(&mut self, shape: Shape, rows: usize) -> Result<Pending<'_>, Error> {
-        let [most, entries] = self.sizes;
-        let rings = [
-            self.keys
-                .tensor_mut(&[rows, shape.heads, entries, shape.dim])?,
-            self.updates
-                .tensor_mut(&[rows, shape.value_heads, entries, shape.dim])?,
-            self.decays
-                .tensor_mut(&[rows, shape.value_heads, entries])?,
-        ];
+        let Ring { most, entries } = self.size;
+        let (h, hv, dim) = (shape.heads, shape.value_heads, shape.dim);
         let [len, base] = &self.counts;
+        let rings = Rings {
+            keys: self.keys.tensor_mut(&[rows, h, entries, dim])?,
+            updates: self.updates.tensor_mut(&[rows, hv, entries, dim])?,
+            decays: self.decays.tensor_mut(&[rows, hv, entries])?,
+            len: len.tensor(&[rows])?,
+            base: base.tensor(&[rows])?,
+        };
         let inputs = self.inputs.tensor_mut(&[rows, entries, shape.channels()])?;
-        let pending = Pending::new(rings, len.tensor(&[rows])?, base.tensor(&[rows])?);
-        Ok(pending.most(most).inputs(inputs))
+        Ok(Pending::new(rings).most(most).inputs(inputs))
     }
 
     /// Counts the accepted tokens of a step of `tokens` tokens. A rejection needs nothing else.
@@ -159,10 +160,11 @@ impl Rings {
             .zip(&base)
             .zip(accepted)
             .map(|((&len, &base), &kept)| {
-                let step = [kept as usize, tokens];
-                after([len as usize, base as usize], step, self.sizes).map(|count| count as i32)
+                let [len, base] = [len, base].map(|count| count as usize);
+                let next = self.size.after(Count { len, base }, tokens, kept as usize);
+                (next.len as i32, next.base as i32)
             });
-        let (len, base): (Vec<i32>, Vec<i32>) = counted.map(|[len, base]| (len, base)).unzip();
+        let (len, base): (Vec<i32>, Vec<i32>) = counted.unzip();
         self.counts[0].write(&len)?;
         self.counts[1].write(&base)
     }
@@ -194,7 +196,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             token_slots: engine.buffer(&indices(rows * tokens, |token| token))?,
             accepted: engine.buffer(&vec![accepted; rows])?,
             rings: match way {
-                Way::Wait => Some(Rings::new(engine, shape, [rows, tokens])?),
+                Way::Wait => Some(Deferred::new(engine, shape, [rows, tokens])?),
                 _ => None,
             },
         })

@@ -6,6 +6,7 @@ use bytemuck::bytes_of;
 
 use super::*;
 use crate::DType::{Bf16, F32, I32};
+use crate::step::pending::Rings;
 use crate::{Activation, GdnGates, HeadMap, KdaBeta, KdaDecay, KdaGates};
 
 const B: usize = 3;
@@ -179,10 +180,13 @@ fn a_flush_is_that_by_hand() {
     let layer = layer.unwrap();
     let slots = of_rows();
     let states = States::update(pool).slots(slots);
-    let keys = tensor(F32, &[SLOTS, H, 20, K]);
-    let updates = tensor(F32, &[SLOTS, HV, 20, K]);
-    let decays = tensor(F32, &[SLOTS, HV, 20]);
-    let waiting = Pending::new([keys, updates, decays], of_rows(), of_rows());
+    let waiting = Pending::new(Rings {
+        keys: tensor(F32, &[SLOTS, H, 20, K]),
+        updates: tensor(F32, &[SLOTS, HV, 20, K]),
+        decays: tensor(F32, &[SLOTS, HV, 20]),
+        len: of_rows(),
+        base: of_rows(),
+    });
     let drafts = waiting.most(16).inputs(tensor(Bf16, &[SLOTS, 20, D]));
     let rows = Rows::new(slots);
     same(&layer.flush(waiting, &rows), &Flush::new(states, waiting));

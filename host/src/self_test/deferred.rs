@@ -21,7 +21,7 @@ use crate::Entry;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
 use crate::library::Library;
-use crate::step::pending::{Flush, MAX_PENDING, Pending, folds, max_pending};
+use crate::step::pending::{self, Flush, MAX_PENDING, Pending, Ring};
 use crate::step::{
     Convolution, Formulation, Gates as StepGates, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Norm, Options, States, Step, Work,
@@ -81,7 +81,7 @@ impl Shape {
 
     /// N.
     fn most(self) -> usize {
-        max_pending(self.formulation)
+        self.formulation.max_pending()
     }
 
     /// Number of pending tokens of each row.
@@ -340,15 +340,19 @@ pub fn check(
         };
         deferred(&problem, &pools, &rings).map_err(|error| wrong(error.to_string()))
     };
-    let folded = says([&pool, &windows], first_len, BASE, None)?;
+    let flushed = says([&pool, &windows], first_len, BASE, None)?;
     // Tokens after a flush start from the stored, rounded state.
     let (mut stored, mut len, mut base) = ([pool.clone(), windows.clone()], first_len, BASE);
     let got = [1, 5].map(|i| memory.written[i].values());
     let is_fresh = |b: usize| tokens > 0 && FRESH[b] != 0;
     let live = |b: usize| READ_SLOTS[b] >= 0 && (is_fresh(b) || first_len[b] as usize <= most);
+    let ring = Ring {
+        most,
+        entries: ENTRIES,
+    };
     let writes = |b: usize| {
         let of = first_len[b] as usize;
-        live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || folds(of, tokens, most))))
+        live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || ring.flushes(of, tokens))))
     };
     for b in (0..ROWS).filter(|&b| writes(b) && !is_fresh(b)) {
         // Windows without a ring of inputs have already taken in the new token.
@@ -361,7 +365,7 @@ pub fn check(
         (base[b], len[b]) = ((BASE[b] + first_len[b]) % ENTRIES as i32, 0);
     }
     let mut wanted = match tokens {
-        0 => folded.clone(),
+        0 => flushed.clone(),
         _ => says(stored.each_ref().map(Vec::as_slice), len, base, None)?,
     };
     let before_last = (most + width - 1) as f64;
@@ -388,12 +392,12 @@ pub fn check(
         wanted.o = says(stored.each_ref().map(Vec::as_slice), len, base, gated)?.o;
     }
     if windows_wait {
-        wanted.windows = folded.windows.clone();
+        wanted.windows = flushed.windows.clone();
     }
     memory
         .compare(
             &before,
-            (&folded, &wanted),
+            (&flushed, &wanted),
             (live, writes, (shape, windows_wait)),
             (&of_outputs, bound),
             state,
@@ -419,13 +423,14 @@ impl Memory {
             false => decays.tensor_mut(&[SLOTS, hv, ENTRIES])?,
             true => decays.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
         };
-        let rings = [
-            keys.tensor_mut(&[SLOTS, h, ENTRIES, dim])?,
-            updates.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
+        let rings = pending::Rings {
+            keys: keys.tensor_mut(&[SLOTS, h, ENTRIES, dim])?,
+            updates: updates.tensor_mut(&[SLOTS, hv, ENTRIES, dim])?,
             decays,
-        ];
-        let (len, base) = (self.len.tensor(&[ROWS])?, self.base.tensor(&[ROWS])?);
-        let mut pending = Pending::new(rings, len, base).most(shape.most());
+            len: self.len.tensor(&[ROWS])?,
+            base: self.base.tensor(&[ROWS])?,
+        };
+        let mut pending = Pending::new(rings).most(shape.most());
         let windows_wait = shape.formulation == Formulation::Parallel && self.around.is_some();
         let channels = (2 * h + hv) * dim;
         if windows_wait {
@@ -490,7 +495,7 @@ impl Memory {
     fn compare(
         &self,
         before: &[Vec<u8>; 7],
-        (folded, wanted): (&After, &After),
+        (flushed, wanted): (&After, &After),
         (live, writes, (shape, windows_wait)): (
             impl Fn(usize) -> bool,
             impl Fn(usize) -> bool,
@@ -504,7 +509,7 @@ impl Memory {
         ];
         let exact: [&[f64]; 7] = [
             &wanted.o,
-            &folded.pool,
+            &flushed.pool,
             &wanted.rings.keys,
             &wanted.rings.updates,
             &wanted.rings.decays,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::step::pending::Rings;
 use crate::step::{
     Convolution, Flush, Gdn, GdnCommit, GdnGates, Inputs, Options, Pending, Previous, States,
     Stored, Update,
@@ -635,12 +636,14 @@ fn windows_of_checkpoints_are_written_where_states_are() {
 
 /// Decodes with deferred write-back: up to 4 pending tokens, rings of 6 entries.
 fn waiting(slots: &[i32], len: &[i32], base: &[i32]) -> Gdn<'static> {
-    let rings = [
-        floats(&[SLOTS, 1, 6, DIM]),
-        floats(&[SLOTS, 1, 6, DIM]),
-        floats(&[SLOTS, 1, 6]),
-    ];
-    let pending = Pending::new(rings, ints(len), ints(base)).most(4);
+    let rings = Rings {
+        keys: floats(&[SLOTS, 1, 6, DIM]),
+        updates: floats(&[SLOTS, 1, 6, DIM]),
+        decays: floats(&[SLOTS, 1, 6]),
+        len: ints(len),
+        base: ints(base),
+    };
+    let pending = Pending::new(rings).most(4);
     decode(update().slots(ints(slots))).pending(pending)
 }
 

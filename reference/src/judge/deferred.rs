@@ -123,15 +123,15 @@ fn from_stored(
         },
         ..*problem
     };
-    let folded = alone.run(pools, rings)?;
+    let flushed = alone.run(pools, rings)?;
     let (true, Some(stored)) = (problem.layer.step.tokens > 0, stored) else {
-        return Ok(folded);
+        return Ok(flushed);
     };
     let (mut states, mut windows) = (pools.states.to_vec(), pools.windows.map(<[f64]>::to_vec));
     let (mut len, mut base) = (problem.len.to_vec(), problem.base.to_vec());
     let slots = problem.slots(pools)?;
     for live in problem.active(pools)? {
-        if live.is_fresh || !live.folds {
+        if live.is_fresh || !live.flushes {
             continue;
         }
         (len[live.b], base[live.b]) = (0, ((live.base + live.len) % problem.entries) as i64);
@@ -142,7 +142,7 @@ fn from_stored(
         let of_state = own(&states);
         states[of_state.clone()].copy_from_slice(&stored[of_state]);
         if let (Some(windows), Some(_), Some(after)) =
-            (&mut windows, &rings.inputs, &folded.0.windows)
+            (&mut windows, &rings.inputs, &flushed.0.windows)
         {
             let of_window = own(after);
             windows[of_window.clone()].copy_from_slice(&after[of_window]);
@@ -159,11 +159,11 @@ fn from_stored(
         ..*pools
     };
     let (rest, queries) = rest.run(&pools, rings)?;
-    let (folded, _) = folded;
+    let (flushed, _) = flushed;
     let after = After {
         o: rest.o,
         rings: rest.rings,
-        ..folded
+        ..flushed
     };
     Ok((after, queries))
 }
@@ -234,7 +234,7 @@ impl Judged<'_> {
             let (k, u, decay) = token(self.rings, j);
             of_state = add((&k, &u, &decay));
         }
-        if live.folds {
+        if live.flushes {
             let (size, decays) = of_state;
             allowed.states[live.slot * value_heads + hv] =
                 (tolerance.state + LOG_DECAY * decays) * size;

@@ -148,7 +148,7 @@ fn a_step_does_not_depend_on_the_base() {
 }
 
 #[test]
-fn a_step_that_folds_is_a_flush_and_a_step() {
+fn a_step_that_flushes_is_a_flush_and_a_step() {
     law(&[8, 8, 8], |backend, spec| {
         let problem = spec.problem();
         let at_once = problem.run(backend, None);
@@ -247,14 +247,14 @@ fn waiting_changes_nothing_but_roundings() {
         };
         for t in 0..if spec.dim == 64 { 20 } else { 10 } {
             let after = problem.run(backend, None);
-            let folded = always.run(backend, None);
+            let flushed = always.run(backend, None);
             for b in 0..spec.slots.len() {
-                let far = far(&after.o(b), &folded.o(b));
+                let far = far(&after.o(b), &flushed.o(b));
                 assert!(far < outputs, "o of token {t}: {far:e}, {spec:?}");
             }
             problem = problem.next(&after, 1, 100 + t);
             let flush = always
-                .next(&folded, 1, 100 + t)
+                .next(&flushed, 1, 100 + t)
                 .changed(|spec| spec.tokens = 0);
             let flushed = flush.run(backend, None);
             always = problem.clone();

@@ -1,5 +1,6 @@
 //! Steps with deferred write-back: random problems in memory, their launches, and the expected results.
 
+use gated_delta::step::pending::{Count, Ring};
 use gated_delta::{
     Activation, BetaScale, DType, Entry, Error, Formulation, HeadMap, KdaBeta, Library, Options,
     StreamRef, Work,
@@ -200,12 +201,18 @@ impl Spec {
         self.fresh.as_ref().is_some_and(|fresh| fresh[b])
     }
 
+    /// Size of a slot's ring.
+    fn ring_size(&self) -> Ring {
+        let [most, entries] = self.ring;
+        Ring { most, entries }
+    }
+
     /// Whether row `b` writes its state.
     #[must_use]
     pub fn writes(&self, b: usize) -> bool {
         self.live(b).is_some_and(|[_, len, _]| {
-            let folds = gated_delta::step::pending::folds(len, self.tokens, self.ring[0]);
-            self.is_fresh(b) || (len > 0 && (self.tokens == 0 || folds))
+            let flushes = self.ring_size().flushes(len, self.tokens);
+            self.is_fresh(b) || (len > 0 && (self.tokens == 0 || flushes))
         })
     }
 
@@ -639,12 +646,9 @@ impl Problem {
         let mut spec = self.spec.clone();
         for b in 0..spec.slots.len() {
             if let Some([_, len, base]) = spec.live(b) {
-                let [len, base] = gated_delta::step::pending::after(
-                    [len, base],
-                    [kept, spec.tokens.max(1)],
-                    spec.ring,
-                );
-                (spec.len[b], spec.base[b]) = (len as i64, base as i64);
+                let before = Count { len, base };
+                let next = spec.ring_size().after(before, spec.tokens.max(1), kept);
+                (spec.len[b], spec.base[b]) = (next.len as i64, next.base as i64);
             }
         }
         (spec.fresh, spec.seed, spec.tokens) = (None, seed, spec.tokens.max(1));

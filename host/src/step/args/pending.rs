@@ -21,12 +21,12 @@ pub const MAX_PENDING_DRAFTS: usize = deferred::MAX_PENDING_DRAFTS as usize;
 /// or u = δ if keys are not normalised, with δ = β (v − S k̂). Rings have the slots of the states. Entries that are not pending may hold
 /// anything, even NaN.
 ///
-/// Only the caller's `len` and `base` say which entries are pending. A step reads both. If [`folds`] says so, it first flushes the pending
-/// tokens into the state. It then stores its T tokens in the entries after the pending ones. The caller counts the first `kept` of these
-/// tokens as pending, by [`after`] on the host or, on the device, by
+/// Only the caller's `len` and `base` say which entries are pending. A step reads both. If [`Ring::flushes`] says so, the step first
+/// flushes the pending tokens into the state. It then stores its T tokens in the entries after the pending ones. The caller counts the
+/// first `kept` of these tokens as pending, by [`Ring::after`] on the host or, on the device, by
 ///
 /// ```text
-/// folded = len + T > N        base' = (folded ? base + len : base) mod R        len' = (folded ? 0 : len) + kept
+/// flushes = len + T > N       base' = (flushes ? base + len : base) mod R       len' = (flushes ? 0 : len) + kept
 /// ```
 ///
 /// With [`Formulation::Recurrent`], a step has one token, N is at most 8, and R = N + 1 is enough. With [`Formulation::Parallel`], a step
@@ -77,46 +77,83 @@ pub struct Flush<'a> {
     pub options: Options,
 }
 
-/// Says whether a step of `tokens` tokens flushes a row that has `len` pending tokens, of at most `most`. The kernels use the same rule.
-#[must_use]
-pub const fn folds(len: usize, tokens: usize, most: usize) -> bool {
-    len.saturating_add(tokens) > most
+/// The tensors that every [`Pending`] has, by name.
+#[derive(Clone, Copy, Debug)]
+pub struct Rings<'a> {
+    /// Keys `[P, H, R, K]`: see [`Pending::keys`].
+    pub keys: Tensor<'a>,
+    /// Updates `[P, HV, R, V]`: see [`Pending::updates`].
+    pub updates: Tensor<'a>,
+    /// Log decays, GDN `[P, HV, R]`, KDA `[P, HV, R, K]`: see [`Pending::decays`].
+    pub decays: Tensor<'a>,
+    /// Number of pending tokens `[B]`: see [`Pending::len`].
+    pub len: Tensor<'a>,
+    /// Entry of the first pending token `[B]`: see [`Pending::base`].
+    pub base: Tensor<'a>,
 }
 
-/// The largest N of a formulation. [`Formulation::Auto`] has the limit that holds for any state; for bf16 states its limit is
-/// [`MAX_PENDING_DRAFTS`].
-#[must_use]
-pub const fn max_pending(formulation: Formulation) -> usize {
-    match formulation {
-        Formulation::Parallel => MAX_PENDING_DRAFTS,
-        _ => MAX_PENDING,
+/// Pending tokens of a slot: an element of [`Pending::len`], and the one of [`Pending::base`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Number of pending tokens.
+    pub len: usize,
+    /// Entry of the first one.
+    pub base: usize,
+}
+
+/// Size of a slot's ring. Its functions are the rules by which the kernels read `len` and `base`, and by which the caller counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ring {
+    /// N, the largest number of pending tokens: [`Pending::most`].
+    pub most: usize,
+    /// R, the number of entries; not 0.
+    pub entries: usize,
+}
+
+impl Ring {
+    /// Whether a step of `tokens` tokens flushes a row that has `len` pending tokens.
+    #[must_use]
+    pub const fn flushes(self, len: usize, tokens: usize) -> bool {
+        len.saturating_add(tokens) > self.most
+    }
+
+    /// The row's count after a step of `tokens` tokens, of which the first `kept` stay.
+    #[must_use]
+    pub const fn after(self, before: Count, tokens: usize, kept: usize) -> Count {
+        let Count { len, base } = before;
+        if self.flushes(len, tokens) {
+            let base = (base + len) % self.entries;
+            Count { len: kept, base }
+        } else {
+            let len = len + kept;
+            Count { len, base }
+        }
     }
 }
 
-/// The row's `len` and `base` after a step of `tokens` tokens of which `kept` stay. Before the step the row had `len` pending tokens from
-/// entry `base` on. `most` is N, and `entries` is R, which must not be 0.
-#[must_use]
-pub const fn after(
-    [len, base]: [usize; 2],
-    [kept, tokens]: [usize; 2],
-    [most, entries]: [usize; 2],
-) -> [usize; 2] {
-    if folds(len, tokens, most) {
-        [kept, (base + len) % entries]
-    } else {
-        [len + kept, base]
+impl Formulation {
+    /// The largest N of this formulation. [`Formulation::Auto`] has the limit that holds for any state; for bf16 states its limit is
+    /// [`MAX_PENDING_DRAFTS`].
+    #[must_use]
+    pub const fn max_pending(self) -> usize {
+        match self {
+            Self::Parallel => MAX_PENDING_DRAFTS,
+            _ => MAX_PENDING,
+        }
     }
 }
 
 impl<'a> Pending<'a> {
-    /// Creates rings from `keys` `[P, H, R, K]`, `updates` `[P, HV, R, V]` and `decays` (GDN `[P, HV, R]`, KDA `[P, HV, R, K]`), and `len`
-    /// and `base` `[B]`. At most 8 tokens are pending.
+    /// Creates the argument from its tensors. At most 8 tokens are pending.
     #[must_use]
-    pub fn new(
-        [keys, updates, decays]: [Tensor<'a>; 3],
-        len: Tensor<'a>,
-        base: Tensor<'a>,
-    ) -> Self {
+    pub fn new(rings: Rings<'a>) -> Self {
+        let Rings {
+            keys,
+            updates,
+            decays,
+            len,
+            base,
+        } = rings;
         Self {
             keys,
             updates,

@@ -5,7 +5,6 @@ use super::convolution::ConvolutionStrides;
 use super::extents::Extents;
 use crate::error::{Error, excludes};
 use crate::shapes::{named, range};
-use crate::step::args::pending::max_pending;
 use crate::step::args::{Formulation, Inputs, Pending, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::choice;
@@ -52,7 +51,7 @@ pub fn check_switches(request: &Request<'_>) -> Result<(), Error> {
             (request.has(Argument::WritePool), "write_pool"),
             (write_windows, "write_windows"),
         ],
-        "a state is folded, and a window moves, where the ring is",
+        "a state is flushed, and a window moves, where the ring is",
     )?;
     excludes(
         pending,
@@ -77,7 +76,7 @@ pub fn check(
         return Ok((of, None));
     };
     let (rows, tokens) = (extents.rows, extents.new.tokens);
-    let most = max_pending(request.formulation);
+    let most = request.formulation.max_pending();
     if !(tokens.max(1)..=most).contains(&pending.most) {
         let wanted = format!("{}..={most}", tokens.max(1));
         return Err(range("most of pending", wanted, pending.most));

@@ -1,6 +1,7 @@
 //! Tests of `Formulation::Auto` on both sides of every threshold: a launch with `Auto` is the launch that names the choice.
 
 use super::*;
+use crate::step::pending::Rings;
 use crate::step::problem::Problem;
 use Formulation::{Auto, Chunked, Parallel, Recurrent};
 use gated_delta_kernels::launch::Family;
@@ -195,12 +196,14 @@ impl Launch {
             false => &[8, hv, entries],
         };
         let keys = if self.conv { F32 } else { Bf16 };
-        let rings = [
-            tensor(keys, &[8, 2, entries, self.dim]),
-            tensor(updates, &[8, hv, entries, self.value_dim()]),
-            tensor(F32, decays),
-        ];
-        let pending = Pending::new(rings, tensor(I32, &[2]), tensor(I32, &[2])).most(most);
+        let rings = Rings {
+            keys: tensor(keys, &[8, 2, entries, self.dim]),
+            updates: tensor(updates, &[8, hv, entries, self.value_dim()]),
+            decays: tensor(F32, decays),
+            len: tensor(I32, &[2]),
+            base: tensor(I32, &[2]),
+        };
+        let pending = Pending::new(rings).most(most);
         match inputs {
             true => pending.inputs(tensor(Bf16, &[8, entries, self.channels()])),
             false => pending,

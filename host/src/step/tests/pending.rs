@@ -3,17 +3,18 @@
 use super::layer::{self, D, conv};
 use super::refused::refused;
 use super::*;
-use crate::step::pending::{MAX_PENDING, after, folds};
+use crate::step::pending::{Count, MAX_PENDING, Ring, Rings};
 use crate::step::{Flush, Pending};
 
 /// Rings of `entries` entries and keys of dtype `keys`: GDN with 2 and 4 heads, K = V = 64, in 5 slots.
 fn rings_of(keys: DType, entries: usize) -> Pending<'static> {
-    let rings = [
-        tensor(keys, &[5, 2, entries, 64]),
-        tensor(F32, &[5, 4, entries, 64]),
-        tensor(F32, &[5, 4, entries]),
-    ];
-    Pending::new(rings, tensor(I32, &[2]), tensor(I64, &[2]))
+    Pending::new(Rings {
+        keys: tensor(keys, &[5, 2, entries, 64]),
+        updates: tensor(F32, &[5, 4, entries, 64]),
+        decays: tensor(F32, &[5, 4, entries]),
+        len: tensor(I32, &[2]),
+        base: tensor(I64, &[2]),
+    })
 }
 
 fn rings(entries: usize) -> Pending<'static> {
@@ -434,16 +435,16 @@ fn counts_go_round_the_ring() {
         for tokens in 1..=MAX_PENDING {
             for most in tokens.max(len)..=MAX_PENDING {
                 let kernels = gated_delta_kernels::deferred::folds;
-                let must = folds(len, tokens, most);
+                let ring = Ring { most, entries: 20 };
+                let must = ring.flushes(len, tokens);
                 assert_eq!(must, kernels(len as u32, tokens as u32, most as u32));
                 for kept in 0..=tokens {
-                    let [next, base] = after([len, 7], [kept, tokens], [most, 20]);
-                    assert_eq!(base, if must { 7 + len } else { 7 } % 20);
-                    assert_eq!(next, if must { kept } else { len + kept });
-                    assert!(next <= most);
+                    let next = ring.after(Count { len, base: 17 }, tokens, kept);
+                    assert_eq!(next.base, if must { (17 + len) % 20 } else { 17 });
+                    assert_eq!(next.len, if must { kept } else { len + kept });
+                    assert!(next.len <= most);
                 }
             }
         }
     }
-    assert_eq!(after([8, 7], [1, 1], [8, 9]), [1, 6]);
 }

@@ -7,13 +7,16 @@ mod common;
 use anyhow::{Result, ensure};
 use common::engine::{Buffer, Engine};
 use common::{Inputs as Step, OUTPUT_TOLERANCE, Rows, STATE_TOLERANCE, Shape, same_bits, worst};
-use gated_delta::step::pending::{after, folds};
+use gated_delta::step::pending::{Count, Ring, Rings};
 use gated_delta::step::{MAX_PENDING, Update};
 use gated_delta::{Error, Flush, Gdn, GdnGates, Inputs, Pending, States};
 use half::bf16;
 
-/// R: the most pending tokens, and one new token.
-const ENTRIES: usize = MAX_PENDING + 1;
+/// The ring of a slot: the most pending tokens, and one new token.
+const RING: Ring = Ring {
+    most: MAX_PENDING,
+    entries: MAX_PENDING + 1,
+};
 
 /// Number of tokens to decode.
 const STEPS: usize = 24;
@@ -43,15 +46,15 @@ fn main() -> Result<()> {
     };
     let mut layer = Layer::new(&engine, shape)?;
     let mut wanted = vec![f32::NAN; shape.slots * shape.state()];
-    // For each slot the number of pending tokens, and the ring entry of the first. An engine keeps nothing else.
-    let mut pending = [[0; 2]; 5];
+    // The pending tokens of each slot. An engine keeps nothing else.
+    let mut pending = [Count::default(); 5];
     for step in 0..STEPS {
         let token = Step::random(shape, step as u64);
         let active = |b: usize| step >= ADMITTED[b];
         let fresh = [0, 1, 2].map(|b| i32::from(step == ADMITTED[b]));
         let rows = [0, 1, 2].map(|b| if active(b) { SLOTS[b] as i32 } else { -1 });
         layer.set(&token, &rows, &fresh, &pending)?;
-        let before = layer.waiting.states.read()?;
+        let before = layer.deferred.states.read()?;
         // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows have one slot.
         unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
         engine.synchronize()?;
@@ -63,37 +66,37 @@ fn main() -> Result<()> {
         let truth = token.truth(&wanted, &Rows::decoded(&rows))?;
         let of_token = shape.value_heads * dim;
         let off = worst("o", &layer.o.read()?, &truth.o, of_token, OUTPUT_TOLERANCE)?;
-        let states = layer.waiting.states.read()?;
-        let mut folded = Vec::new();
+        let states = layer.deferred.states.read()?;
+        let mut flushed = Vec::new();
         for b in (0..SLOTS.len()).filter(|&b| active(b)) {
             let slot = SLOTS[b];
             let of_slot = slot * shape.state()..(slot + 1) * shape.state();
             if fresh[b] != 0 {
-                pending[slot] = [0, 0];
+                pending[slot] = Count::default();
             }
-            let writes = fresh[b] != 0 || folds(pending[slot][0], 1, MAX_PENDING);
+            let writes = fresh[b] != 0 || RING.flushes(pending[slot].len, 1);
             if writes && fresh[b] == 0 {
-                folded.push(slot);
+                flushed.push(slot);
             }
             let is_same = same_bits(&before[of_slot.clone()], &states[of_slot.clone()]);
             ensure!(
                 writes != is_same,
-                "step {step}: slot {slot}, folds {writes}"
+                "step {step}: slot {slot}, flushes {writes}"
             );
             let kept = usize::from((b, step) != (0, TAKEN_BACK));
-            pending[slot] = after(pending[slot], [kept, 1], [MAX_PENDING, ENTRIES]);
+            pending[slot] = RING.after(pending[slot], 1, kept);
             if kept > 0 {
                 let own = &truth.pool[of_slot.clone()];
                 let own = own.iter().map(|&x| x as f32);
                 wanted.splice(of_slot, own);
             }
         }
-        println!("  step {step}: o within {off:.1e} of the reference, folded {folded:?}");
+        println!("  step {step}: o within {off:.1e} of the reference, flushed {flushed:?}");
     }
 
     // A prefill or a copy does not read the ring: flush the pending tokens before it.
-    layer.waiting.set(&pending)?;
-    let (states, tokens) = layer.waiting.tensors(shape)?;
+    layer.deferred.set(&pending)?;
+    let (states, tokens) = layer.deferred.tensors(shape)?;
     // SAFETY: as above.
     unsafe {
         engine
@@ -102,7 +105,7 @@ fn main() -> Result<()> {
     }?;
     engine.synchronize()?;
     let wanted: Vec<f64> = common::doubles(&wanted);
-    let states = layer.waiting.states.read()?;
+    let states = layer.deferred.states.read()?;
     let off = worst("state", &states, &wanted, shape.state(), STATE_TOLERANCE)?;
     println!("flushed: states within {off:.1e} of those that every step writes");
     Ok(())
@@ -120,11 +123,11 @@ struct Layer {
     dt_bias: Buffer<f32>,
     o: Buffer<bf16>,
     fresh: Buffer<i32>,
-    waiting: Waiting,
+    deferred: Deferred,
 }
 
 /// States, their rings, and the numbers of pending tokens.
-struct Waiting {
+struct Deferred {
     /// `[P, HV, V, K]`.
     states: Buffer<f32>,
     /// `[P, H, R, K]`.
@@ -166,11 +169,11 @@ impl Layer {
             dt_bias: wide(value_heads)?,
             o: narrow(batch * value_heads * dim)?,
             fresh: indices()?,
-            waiting: Waiting {
+            deferred: Deferred {
                 states: wide(slots * shape.state())?,
-                keys: narrow(slots * heads * ENTRIES * dim)?,
-                updates: wide(slots * value_heads * ENTRIES * dim)?,
-                decays: wide(slots * value_heads * ENTRIES)?,
+                keys: narrow(slots * heads * RING.entries * dim)?,
+                updates: wide(slots * value_heads * RING.entries * dim)?,
+                decays: wide(slots * value_heads * RING.entries)?,
                 slots: indices()?,
                 len: indices()?,
                 base: indices()?,
@@ -184,7 +187,7 @@ impl Layer {
         token: &Step,
         rows: &[i32; 3],
         fresh: &[i32; 3],
-        pending: &[[usize; 2]; 5],
+        pending: &[Count; 5],
     ) -> Result<()> {
         self.q.write(&token.q)?;
         self.k.write(&token.k)?;
@@ -195,8 +198,8 @@ impl Layer {
         self.dt_bias.write(&token.dt_bias)?;
         self.o.write(&token.o)?;
         self.fresh.write(fresh)?;
-        self.waiting.slots.write(rows)?;
-        self.waiting.set(pending)
+        self.deferred.slots.write(rows)?;
+        self.deferred.set(pending)
     }
 
     /// The decode of one token of each row.
@@ -220,18 +223,20 @@ impl Layer {
             self.dt_bias.tensor(&[value_heads])?,
         );
         let o = self.o.tensor_mut(&[batch, 1, value_heads, dim])?;
-        let (states, pending) = self.waiting.tensors(self.shape)?;
+        let (states, pending) = self.deferred.tensors(self.shape)?;
         Ok(Gdn::new(inputs, gates, o, states)
             .pending(pending)
             .fresh(self.fresh.tensor(&[batch])?))
     }
 }
 
-impl Waiting {
+impl Deferred {
     /// Writes the number of pending tokens and the first entry of each row, from those of its slot.
-    fn set(&mut self, pending: &[[usize; 2]; 5]) -> Result<()> {
-        self.len.write(&SLOTS.map(|slot| pending[slot][0] as i32))?;
-        self.base.write(&SLOTS.map(|slot| pending[slot][1] as i32))
+    fn set(&mut self, pending: &[Count; 5]) -> Result<()> {
+        self.len
+            .write(&SLOTS.map(|slot| pending[slot].len as i32))?;
+        self.base
+            .write(&SLOTS.map(|slot| pending[slot].base as i32))
     }
 
     /// The states and the pending tokens for a launch.
@@ -245,14 +250,15 @@ impl Waiting {
             ..
         } = shape;
         let pool = self.states.tensor_mut(&[slots, value_heads, dim, dim])?;
-        let rings = [
-            self.keys.tensor_mut(&[slots, heads, ENTRIES, dim])?,
-            self.updates
-                .tensor_mut(&[slots, value_heads, ENTRIES, dim])?,
-            self.decays.tensor_mut(&[slots, value_heads, ENTRIES])?,
-        ];
-        let (len, base) = (self.len.tensor(&[batch])?, self.base.tensor(&[batch])?);
+        let entries = RING.entries;
+        let rings = Rings {
+            keys: self.keys.tensor_mut(&[slots, heads, entries, dim])?,
+            updates: (self.updates).tensor_mut(&[slots, value_heads, entries, dim])?,
+            decays: self.decays.tensor_mut(&[slots, value_heads, entries])?,
+            len: self.len.tensor(&[batch])?,
+            base: self.base.tensor(&[batch])?,
+        };
         let states = States::update(pool).slots(self.slots.tensor(&[batch])?);
-        Ok((states, Pending::new(rings, len, base)))
+        Ok((states, Pending::new(rings)))
     }
 }
