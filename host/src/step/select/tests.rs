@@ -181,44 +181,64 @@ fn a_gpu_with_half_the_multiprocessors_changes_at_half_the_heads() {
     }
 }
 
+/// GPUs by their published attributes: multiprocessors, compute capability, and KiB of shared memory that a block may have.
+const GPUS: [(&str, u32, (u32, u32), u32); 8] = [
+    ("A100", 108, (8, 0), 163),
+    ("RTX 3090", 82, (8, 6), 99),
+    ("RTX 4090", 128, (8, 9), 99),
+    ("L40S", 142, (8, 9), 99),
+    ("H200", 132, (9, 0), 227),
+    ("B200", 148, (10, 0), 227),
+    ("RTX 5090", 170, (12, 0), 99),
+    ("GB10", 48, (12, 1), 99),
+];
+
 #[test]
 fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
-    let without = Gpu {
-        compute_capability: (8, 6),
-        ..MEASURED_ON
-    };
-    for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
-        // With many tokens a block has no room for the largest number of heads.
-        let most = kind.max_heads().unwrap_or(8);
-        let most = if kind.tokens > 1 { 2 } else { most };
-        for ratio in [1, 2, most] {
-            let kind = Kind { ratio, ..kind };
-            // The scan processes short rows on these GPUs.
-            let is_short = kind.family.stage() == Some(Stage::Short);
-            // In the parallel formulation a block has one value head, and blocks are in clusters; with deferred write-back even for a
-            // single value head.
-            let clusters = kind.family == Family::PARALLEL.in_layer().on_deferred();
-            let has_whole_blocks = !(kind.is_layer() && kind.family.is_parallel());
-            // A block has no room for a whole head of KDA's f32 states, and none is compiled for K = 64.
-            let is_small = kind.state != DType::F32 || (!kind.per_channel && kind.k_dim == 128);
-            let alone = (ratio == 1 && !clusters && is_small) || has_whole_blocks;
-            for heads in [1, 100, 10_000] {
-                match kind.entry(heads, without) {
-                    Ok(entry) => {
-                        assert!(!entry.takes_clusters() && alone, "{kind:?}");
-                        assert!(!entry.takes_warpgroups() && !is_short, "{kind:?}");
-                    }
-                    Err(error) => {
-                        assert!(!alone || is_short, "{kind:?}");
-                        if is_short {
-                            continue;
-                        }
-                        assert!(error.to_string().contains("clusters"), "{error}");
-                    }
-                }
-                let entry = kind.entry(heads, MEASURED_ON).unwrap();
+    for (name, multiprocessors, compute_capability, shared) in GPUS {
+        let gpu = Gpu {
+            multiprocessors,
+            compute_capability,
+        };
+        assert_eq!(gpu.shared_bytes(), shared * 1024, "{name}");
+        for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
+            // With many tokens a block has no room for the largest number of heads.
+            let most = kind.max_heads().unwrap_or(8);
+            let most = if kind.tokens > 1 { 2 } else { most };
+            for ratio in [1, 2, most] {
+                has_entries(name, gpu, Kind { ratio, ..kind });
+            }
+        }
+    }
+}
+
+/// Checks that launches of any size get an entry that `gpu` has room and instructions for, or an error that says what is missing.
+fn has_entries(name: &str, gpu: Gpu, kind: Kind) {
+    // On other GPUs than Hopper the scan takes short rows too.
+    let is_short = kind.family.stage() == Some(Stage::Short);
+    // With a convolution or a norm, drafts of a row with several value heads take a block each, in a cluster; with deferred write-back
+    // even those of a single value head.
+    let clusters = kind.family == Family::PARALLEL.in_layer().on_deferred();
+    let has_whole_blocks = !(kind.is_layer() && kind.family.is_parallel());
+    // A block has no room for a whole head of KDA's f32 states, and none is compiled for K = 64.
+    let is_small = kind.state != DType::F32 || (!kind.per_channel && kind.k_dim == 128);
+    let alone = (kind.ratio == 1 && !clusters && is_small) || has_whole_blocks;
+    for heads in [1, 100, 10_000] {
+        match kind.entry(heads, gpu) {
+            Ok(entry) => {
                 assert!(kind.variants().any(|variant| variant == entry));
-                assert!(ratio <= entry.max_ratio(), "{kind:?}");
+                assert!(kind.ratio <= entry.max_ratio(), "{name}: {kind:?}");
+                assert!(kind.shared_bytes(entry) <= gpu.shared_bytes(), "{name}");
+                assert!(!entry.takes_clusters() || gpu.has_clusters(), "{name}");
+                assert!(alone || gpu.has_clusters(), "{name}: {kind:?}");
+                assert!(serves(entry, gpu.machine()), "{name}: {}", entry.name());
+            }
+            Err(error) => {
+                assert_ne!(gpu.compute_capability, (9, 0), "{kind:?}: {error}");
+                if !is_short {
+                    assert!(!gpu.has_clusters() && !alone, "{name}: {kind:?}");
+                    assert!(error.to_string().contains("clusters"), "{error}");
+                }
             }
         }
     }
