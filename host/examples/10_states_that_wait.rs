@@ -1,6 +1,6 @@
-//! Decodes with deferred write-back: the updates of tokens are kept in a ring, and a state is written once in eight steps. Rows
+//! Decodes with deferred write-back: the updates of tokens are stored in a ring, and a state is written once in eight steps. Rows
 //! flush at different steps, one row is admitted late, one token is rejected, and a last launch flushes the states. The states
-//! and every output equal those of plain decoding. Without a GPU the example runs in the simulator.
+//! and every output equal plain decoding. Without a GPU the example runs in the simulator.
 
 mod common;
 
@@ -12,7 +12,7 @@ use gated_delta::step::{MAX_PENDING, Update};
 use gated_delta::{Error, Flush, Gdn, GdnGates, Inputs, Pending, States};
 use half::bf16;
 
-/// R: the most pending tokens, and one new token.
+/// R: room for the largest number of pending tokens and one new token.
 const ENTRIES: usize = MAX_PENDING + 1;
 
 /// Number of tokens to decode.
@@ -21,7 +21,7 @@ const STEPS: usize = 24;
 /// Slot of each row.
 const SLOTS: [usize; 3] = [4, 0, 2];
 
-/// Step at which each row is admitted. They differ, so that rows flush at different steps.
+/// Step at which each row is admitted. The steps differ, so that rows flush at different steps.
 const ADMITTED: [usize; 3] = [0, 3, 7];
 
 /// The step whose token the first row rejects.
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
     };
     let mut layer = Layer::new(&engine, shape)?;
     let mut wanted = vec![f32::NAN; shape.slots * shape.state()];
-    // For each slot the number of pending tokens, and the ring entry of the first. An engine keeps nothing else.
+    // For each slot: the number of pending tokens, and the ring entry of the first pending token. An engine keeps nothing else.
     let mut pending = [[0; 2]; 5];
     for step in 0..STEPS {
         let token = Step::random(shape, step as u64);
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
         let rows = [0, 1, 2].map(|b| if active(b) { SLOTS[b] as i32 } else { -1 });
         layer.set(&token, &rows, &fresh, &pending)?;
         let before = layer.waiting.states.read()?;
-        // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows have one slot.
+        // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows write one slot.
         unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
         engine.synchronize()?;
 
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
         println!("  step {step}: o within {off:.1e} of the reference, folded {folded:?}");
     }
 
-    // A prefill or a copy does not read the ring: flush the pending tokens before it.
+    // A prefill or a copy does not read the ring. Pending tokens have to be flushed before it.
     layer.waiting.set(&pending)?;
     let (states, tokens) = layer.waiting.tensors(shape)?;
     // SAFETY: as above.
@@ -142,7 +142,7 @@ struct Waiting {
 }
 
 impl Layer {
-    /// Pools and rings are full of NaN: nothing is read before it is written.
+    /// Creates pools and rings full of NaN, because nothing is read before it is written.
     fn new(engine: &Engine, shape: Shape) -> Result<Self> {
         let Shape {
             batch,
@@ -228,7 +228,7 @@ impl Layer {
 }
 
 impl Waiting {
-    /// Writes the number of pending tokens and the first entry of each row, from those of its slot.
+    /// Writes the number of pending tokens and the first entry of each row, from the numbers of its slot.
     fn set(&mut self, pending: &[[usize; 2]; 5]) -> Result<()> {
         self.len.write(&SLOTS.map(|slot| pending[slot][0] as i32))?;
         self.base.write(&SLOTS.map(|slot| pending[slot][1] as i32))
