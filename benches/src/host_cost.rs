@@ -177,8 +177,8 @@ impl Arena {
     }
 }
 
-/// All cases, with their tensors one after the other from address `base`, and the number of bytes of these. The memory has to be there
-/// when a case is launched, with any contents.
+/// All cases, with their tensors one after the other from address `base`, and the number of bytes of these. The memory has to
+/// exist when a case is launched, with any contents.
 ///
 /// # Errors
 /// None: the arguments are valid.

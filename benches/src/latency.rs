@@ -290,7 +290,7 @@ fn from_files(options: &Options, before: Option<&Before>) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Puts today's peers beside the rows of a file. Older rows lack the GPU's name, which is then that of the file's folder.
+/// Adds today's peers to the rows of a file. Older rows lack the GPU's name; the name of the file's folder is used for them.
 fn beside_peers(mut rows: Vec<prefill::Row>, path: &Path) -> Result<Vec<prefill::Row>> {
     let peers = prefill::Peers::recorded()?;
     let folder = path.parent().and_then(Path::file_name).unwrap_or_default();

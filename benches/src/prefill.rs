@@ -74,7 +74,7 @@ pub struct Row {
     pub bytes_us: Option<f64>,
     /// Time in µs of the fastest other library for the same work, if it was recorded on the same GPU.
     pub peer_us: Option<f64>,
-    /// Name of that library, what its time includes besides the row's, and whether one is faster with other values.
+    /// Name of that library, the additional work that its time includes, and whether a library is faster with other values.
     pub peer: Option<String>,
     /// Bandwidth of a copy in the same run, in GB/s. Older records lack this column and those below.
     #[serde(default)]
@@ -114,7 +114,7 @@ impl Row {
         }
     }
 
-    /// Puts the fastest of the peers that were recorded on this GPU for the same work beside the row.
+    /// Adds to the row the fastest of the peers that were recorded on this GPU for the same work.
     pub fn put_beside(&mut self, peers: &Peers, gpu: &str) {
         (self.peer_us, self.peer) = peers.best(gpu, &self.case, &self.state).unzip();
     }

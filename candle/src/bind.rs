@@ -48,7 +48,7 @@ struct Place {
     is_written: bool,
 }
 
-/// Tensors of a launch, while their memory is locked.
+/// Places of the tensors of a launch, while their memory is locked.
 pub struct At<'x> {
     places: Places,
     is_host: bool,
@@ -56,7 +56,7 @@ pub struct At<'x> {
 }
 
 impl<'x> At<'x> {
-    /// The launch's view of `tensor`, which has to be one of those that `self` was made with.
+    /// The launch's view of `tensor`, which has to be one of the tensors that `self` was made with.
     pub fn get(&self, tensor: &Tensor) -> Result<gated_delta::Tensor<'x>> {
         let mut places = self.places.iter().filter(|(id, _)| *id == tensor.id());
         let Some(&(_, place)) = places.next() else {
@@ -75,7 +75,8 @@ impl<'x> At<'x> {
         bound.map_err(wrap)
     }
 
-    /// As [`get`](Self::get), for a tensor whose last dim may hold several heads of `inner` elements: that dim becomes two.
+    /// Like [`get`](Self::get), for a tensor whose last dim may hold several heads of `inner` elements. This dim is split into
+    /// two.
     pub fn heads(&self, tensor: &Tensor, inner: usize) -> Result<gated_delta::Tensor<'x>> {
         let bound = self.get(tensor)?;
         match tensor.rank() {
@@ -84,7 +85,7 @@ impl<'x> At<'x> {
         }
     }
 
-    /// As [`get`](Self::get), for an optional tensor.
+    /// Like [`get`](Self::get), for an optional tensor.
     pub fn optional(&self, tensor: &Option<Tensor>) -> Result<Option<gated_delta::Tensor<'x>>> {
         tensor.as_ref().map(|tensor| self.get(tensor)).transpose()
     }
@@ -116,7 +117,7 @@ impl<'x> At<'x> {
     }
 }
 
-/// Calls `launch` while the memory of all tensors is locked; on the CPU, exclusively for tensors that are written.
+/// Calls `launch` while the memory of all tensors is locked. On the CPU, written tensors are locked exclusively.
 pub fn with_memory<R>(
     tensors: &[Named<'_>],
     launch: impl FnOnce(&At<'_>) -> Result<R>,
@@ -144,10 +145,10 @@ pub fn with_memory<R>(
     }
 }
 
-/// As [`with_memory`], on the CPU.
+/// [`with_memory`] on the CPU.
 fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
     let mut written: Vec<(usize, Named<'_>)> = Vec::new();
-    // Addresses of written storages: a storage locked here must not be locked again.
+    // Addresses of the written storages. A storage that is locked here must not be locked again.
     for of in tensors.iter().filter(|of| of.is_written) {
         if written.iter().any(|(_, other)| other.is(of)) {
             continue;
@@ -166,7 +167,7 @@ fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) 
         places.push((of.tensor.id(), place));
         guards.push(storage);
     }
-    // Locks are taken in one order in all threads.
+    // All threads take the locks in the same order.
     written.sort_by_key(|(base, _)| *base);
     let written: Vec<Named<'_>> = written.into_iter().map(|(_, of)| of).collect();
     let (mut result, mut launch) = (None, Some(launch));
@@ -188,7 +189,7 @@ fn on_host<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) 
     }
 }
 
-/// Checks that the storage at `place` is none of those that are written.
+/// Checks that the storage at `place` is none of the written storages.
 fn check_unshared(of: &Named<'_>, place: Place, written: &[(usize, Named<'_>)]) -> Result<()> {
     let mut others = written.iter().filter(|(base, _)| *base == place.address);
     match others.next() {
@@ -213,10 +214,10 @@ fn check_dtype(of: &Named<'_>) -> Result<()> {
     }
 }
 
-/// Places of tensors. These are a few, so a linear search is fast.
+/// Places of tensors. A launch has few, so a linear search is fast.
 type Places = Vec<(TensorId, Place)>;
 
-/// Function to call when all storages are locked.
+/// Function to call after all storages are locked.
 type Then<'h> = dyn FnMut(&mut Places) -> Result<()> + 'h;
 
 /// Locks the storages of `written` one after the other, and calls `then` with all of them.
@@ -232,7 +233,7 @@ fn hold(written: &[Named<'_>], places: &mut Places, then: &mut Then<'_>) -> Resu
     first.tensor.inplace_op1(&op)
 }
 
-/// An in-place operation, by which candle gives access to a storage for writing.
+/// An in-place operation. Through it, candle gives access to a storage for writing.
 struct Hold<'h, 't> {
     id: TensorId,
     rest: &'h [Named<'t>],
@@ -292,7 +293,7 @@ fn on_cuda<R>(_: &[Named<'_>], _: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R
     bail!("device: candle-gated-delta was built without its feature `cuda`")
 }
 
-/// As [`with_memory`], on a GPU: takes the addresses of candle's storages. All work is on the device's stream, so nothing is waited for.
+/// [`with_memory`] on a GPU. Takes the addresses of candle's storages. All work is on the device's stream, so no wait is needed.
 #[cfg(feature = "cuda")]
 fn on_cuda<R>(tensors: &[Named<'_>], launch: impl FnOnce(&At<'_>) -> Result<R>) -> Result<R> {
     let all = tensors.iter().map(|of| of.tensor);

@@ -1,4 +1,4 @@
-//! Errors are candle's; their text is from this crate or from gated-delta.
+//! Errors. They are candle's; their text comes from this crate or from gated-delta.
 
 /// Turns an error of gated-delta into one of candle.
 pub fn wrap(error: gated_delta::Error) -> candle_core::Error {

@@ -8,10 +8,11 @@ use crate::step::{
     Stored,
 };
 
-/// Gated DeltaNet with dense rows: q and k `[B, T, H, K]`, v `[B, T, HV, V]`, each bf16, f16 or f32, with any strides but a contiguous
-/// last dim. The output `[B, T, HV, V]` has v's dtype. States are updated in place.
+/// Gated DeltaNet (arXiv 2412.06464) with dense rows: q and k `[B, T, H, K]`, v `[B, T, HV, V]`, each bf16, f16 or f32. The last
+/// dim is contiguous; other strides are free. The output `[B, T, HV, V]` has v's dtype. States are updated in place.
+/// [`gated_delta::Step`] has the formulas.
 ///
-/// T = 1 is a decode. Up to 16 tokens are computed one by one or together; more are a prefill.
+/// T = 1 is a decode. Up to 16 tokens are computed one by one or together. More than 16 tokens are a prefill.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -43,7 +44,7 @@ pub fn gdn(
     dense([q, k, v], gates.clone().into(), states, options)
 }
 
-/// Kimi Delta Attention with dense rows: as [`gdn`], with a decay for each key channel.
+/// Kimi Delta Attention (arXiv 2510.26692) with dense rows: like [`gdn`], with one decay per key channel.
 ///
 /// # Errors
 /// The errors of [`gdn`].
@@ -100,7 +101,7 @@ pub fn gdn_varlen(
     )
 }
 
-/// Kimi Delta Attention with packed rows of different lengths: as [`gdn_varlen`], with g `[total, HV, K]` and β `[total, HV]`.
+/// Kimi Delta Attention with packed rows of different lengths: like [`gdn_varlen`], with g `[total, HV, K]` and β `[total, HV]`.
 ///
 /// # Errors
 /// The errors of [`gdn`].
@@ -149,8 +150,8 @@ pub fn layer(
         .run()
 }
 
-/// Advances states by the first `keep` `[B]` of T' tokens, after a verify that wrote no states. `keep` = 0 copies a state from its slot to
-/// its [write slot](States::write_slots). The type of `gates` chooses GDN or KDA.
+/// Advances states by the first `keep` `[B]` of T' tokens, after a verify that wrote no states. `keep` = 0 copies a state from
+/// its slot to its [write slot](States::write_slots). The type of `gates` chooses GDN or KDA.
 ///
 /// # Errors
 /// The errors of [`gdn`].
@@ -166,7 +167,7 @@ pub fn commit(
     commit.run()
 }
 
-/// Flushes the pending tokens of every row to its state, before the state is copied or goes to another operator.
+/// Flushes the pending tokens of every row into its state, before the state is copied or used by another operator.
 ///
 /// # Errors
 /// The errors of [`gdn`].

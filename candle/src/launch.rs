@@ -23,13 +23,13 @@ pub enum Launch<'l> {
 /// Target that runs a launch.
 enum Target {
     Cpu,
-    /// No run: only the arguments are checked.
+    /// Runs nothing: only the arguments are checked.
     Check,
     #[cfg(feature = "simulator")]
     Simulator(&'static Library),
     #[cfg(feature = "cuda")]
     Cuda(Library, candle_core::CudaDevice),
-    /// No run: only the GPU's kernels are compiled.
+    /// Runs nothing: only the GPU's kernels are compiled.
     #[cfg(feature = "cuda")]
     Compile(Library),
 }
@@ -115,7 +115,7 @@ impl<'l> Launch<'l> {
         most > MAX_TOKENS || step.positions.is_some() || step.checkpoints.is_some()
     }
 
-    /// Elements of the workspace, in f32.
+    /// Size of the workspace in f32 elements.
     pub fn workspace_elements(&self) -> Result<usize> {
         let Self::Step(step, o) = self else {
             return Ok(0);

@@ -8,9 +8,9 @@
 //! | layers with the weights of a checkpoint | [`GatedDeltaNet`], [`KimiDeltaAttention`] |
 //! | states of many sequences, in slots | [`StatePool`], and [`Rows`] and [`DraftRows`] of a batch |
 //!
-//! [`gated_delta::step`] defines shapes, layouts and options. Tensors of candle are used as they are: views of a packed row with any
-//! strides, pools that are written in place, slots in u32, i64 or i32. An error is candle's; its text names the tensor, what was wanted
-//! and what came.
+//! [`gated_delta::step`] defines shapes, layouts and options. Tensors of candle are used without a copy: views of a packed row
+//! with any strides, pools that are written in place, slots in u32, i64 or i32. Errors are candle's; their text names the tensor,
+//! the wanted value and the given value.
 //!
 //! | device | implementation |
 //! |---|---|
@@ -19,20 +19,21 @@
 //! | `Device::Cpu` within `on_simulator` (feature `simulator`) | the kernels' own source, with every access checked |
 //!
 //! # On a GPU
-//! - gated-delta decides which operators run on which GPU: compute capability 8.0 and newer. Where a layer has no prefill, the modules cut
-//!   prompts into launches of up to 16 tokens.
-//! - A launch on tensors is a safe function, as candle's own are. The caller makes sure that no two live rows write the same slot, and that
-//!   work on other streams waits for the data that it reads: on a GPU wrong slots give wrong states, on the CPU they are an error.
-//! - [`Step::run`] allocates its output on the stream, and a workspace if a prompt needs one. Under capture use [`Step::run_into`] and
-//!   [`Step::workspace`](step::Step::workspace), of [`Step::workspace_elements`], after [`Step::prewarm`] of each shape, which compiles its
-//!   kernels.
-//! - `Device::new_cuda` uses the default stream of the calling thread: launch from the thread that the model runs on, or make the device
-//!   with `new_cuda_with_stream`. cudarc then waits for an event and records one for every tensor of a launch, which breaks a capture:
-//!   with one stream, call `disable_event_tracking` before there are tensors.
+//! - gated-delta decides which operators run on which GPU: compute capability 8.0 and newer. Where a layer has no prefill, the
+//!   modules cut prompts into launches of up to 16 tokens.
+//! - A launch on tensors is a safe function, as candle's own are. The caller ensures that no two live rows write the same slot,
+//!   and that work on other streams waits for the data that it reads. Wrong slots give wrong states on a GPU, and an error on the
+//!   CPU.
+//! - [`Step::run`] allocates its output on the stream, and a workspace if a prompt needs one. Under capture use
+//!   [`Step::run_into`] and [`Step::workspace`](step::Step::workspace), with [`Step::workspace_elements`] elements, after
+//!   [`Step::prewarm`] of each shape, which compiles its kernels.
+//! - `Device::new_cuda` uses the default stream of the calling thread. Launch from the thread that the model runs on, or make the
+//!   device with `new_cuda_with_stream`. cudarc then waits for an event and records an event for every tensor of a launch, which
+//!   breaks a capture. With one stream, call `disable_event_tracking` before the first tensor is made.
 //!
 //! # On the CPU
-//! A tensor that a launch writes (a pool, windows, rings) needs a storage of its own there, of which no other tensor of the launch is a
-//! view: candle locks storages.
+//! A tensor that a launch writes (a pool, windows, rings) needs a storage of its own on the CPU, because candle locks storages.
+//! No other tensor of the launch may be a view of this storage.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bind;

@@ -8,7 +8,7 @@ use gated_delta::{MAX_TOKENS, Options, StateLayout};
 use crate::error::bail;
 use crate::step::{Commit, Convolution, Gates, GdnGates, KdaDecay, KdaGates, States, Stored};
 
-/// A slot number for no slot: a row with it is inactive, and a checkpoint with it is not kept.
+/// A slot number for no slot. A row with it is inactive, and a checkpoint with it is not kept.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// Operator of a layer.
@@ -65,20 +65,20 @@ impl LayerStates {
 
 /// States and windows of all layers of a model, and the list of free slots.
 ///
-/// A slot has the same number in all layers. It is handed out without being cleared: a row at position 0 starts from zeros whatever its
-/// slot holds.
+/// A slot has the same number in all layers. A slot is not cleared when it is handed out: a row at position 0 starts from zeros,
+/// whatever its slot holds.
 #[derive(Debug)]
 pub struct StatePool {
     shape: LayerShape,
     layers: Vec<LayerStates>,
-    /// Free slots; the next to be handed out is the last.
+    /// Free slots. The last one is handed out next.
     free: Vec<u32>,
     slots: usize,
-    /// Tokens of zeros that copies pass, and that are never read.
+    /// Arguments of the commits that make copies. They are zeros, and are never read.
     unread: Unread,
 }
 
-/// Arguments of the commit that makes a copy: one token, of which none is kept.
+/// Arguments of the commit that makes a copy: one token, which is not kept.
 #[derive(Debug)]
 struct Unread {
     x: Tensor,
@@ -87,11 +87,11 @@ struct Unread {
 }
 
 impl StatePool {
-    /// A pool of `slots` slots for `layers` layers of one shape, with windows of `dtype`, the activations' dtype, and states of
+    /// A pool of `slots` slots for `layers` layers of one shape. Windows have `dtype`, the activations' dtype; states have
     /// `state_dtype`.
     ///
     /// # Errors
-    /// The errors of candle, one of them for too little memory.
+    /// The errors of candle, including out of memory.
     pub fn new(
         shape: LayerShape,
         layers: usize,
@@ -149,7 +149,7 @@ impl StatePool {
     /// Converts the states to a layout; a new pool is K-last. No launch may use the pool's former states.
     ///
     /// # Errors
-    /// The errors of candle, one of them for too little memory.
+    /// The errors of candle, including out of memory.
     pub fn state_layout(mut self, layout: StateLayout) -> Result<Self> {
         for layer in &mut self.layers {
             if layer.layout != layout {
@@ -163,7 +163,7 @@ impl StatePool {
     /// States and windows of layer `index`.
     ///
     /// # Errors
-    /// There is no such layer.
+    /// Errors if the pool has no such layer.
     pub fn layer(&self, index: usize) -> Result<&LayerStates> {
         match self.layers.get(index) {
             Some(layer) => Ok(layer),
@@ -188,10 +188,10 @@ impl StatePool {
         self.free.pop()
     }
 
-    /// Takes a slot back. It may be handed out at once, to launches that come later.
+    /// Takes a slot back. The slot may be handed out again immediately, to later launches.
     ///
     /// # Errors
-    /// The slot is free already, or is not in the pool.
+    /// Errors if the slot is free already, or is not in the pool.
     pub fn give_back(&mut self, slot: u32) -> Result<()> {
         if slot as usize >= self.slots || self.free.contains(&slot) {
             return bail!(
@@ -203,11 +203,11 @@ impl StatePool {
         Ok(())
     }
 
-    /// Copies states and windows of all layers from `from[i]` to `to[i]`, bit for bit, with one launch for each layer. Slots of `to` have
-    /// to be distinct, and none of them may be in `from`.
+    /// Copies states and windows of all layers from `from[i]` to `to[i]`, bit for bit, with one launch per layer. The slots of
+    /// `to` have to be distinct, and none of them may be in `from`.
     ///
     /// # Errors
-    /// The lists break these rules; the errors of a launch.
+    /// Errors for lists that break these rules; the errors of a launch.
     pub fn copy(&self, from: &[u32], to: &[u32]) -> Result<()> {
         let distinct = |i: usize| !to[..i].contains(&to[i]) && !from.contains(&to[i]);
         if from.len() != to.len() || !(0..to.len()).all(distinct) {
@@ -252,7 +252,7 @@ impl StatePool {
     }
 }
 
-/// Repetitions of each dim of a tensor that make `batch` rows of one.
+/// Numbers of repetitions per dim that make `batch` rows of one row.
 fn batch_first(tensor: &Tensor, batch: usize) -> Vec<usize> {
     let mut times = vec![1; tensor.rank()];
     times[0] = batch;
@@ -268,13 +268,13 @@ pub struct Row {
     pub from: Option<u32>,
     /// Number of its tokens in this launch.
     pub tokens: usize,
-    /// Tokens of its sequence before these. At 0 the row starts from zeros.
+    /// Number of tokens of its sequence before these. At 0 the row starts from zeros.
     pub position: usize,
     /// Slots for the states at the multiples of `every` ([`Rows::new`]) that this launch reaches, in order; [`NO_SLOT`] keeps nothing.
     pub checkpoints: Vec<u32>,
 }
 
-/// A batch of rows of different lengths, in the form of the launches of all layers. Made once for each step of an engine.
+/// A batch of rows of different lengths, in the form of the launches of all layers. An engine makes it once per step.
 #[derive(Clone, Debug)]
 pub struct Rows {
     pub(crate) slots: Tensor,
@@ -290,7 +290,7 @@ pub struct Rows {
     is_cut: bool,
 }
 
-/// A sub-batch: the tokens of one launch where there is no prefill, at most 16 of each row.
+/// A sub-batch: the tokens of one launch for a layer without a prefill, at most 16 of each row.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     /// Index in the batch of its first token.
@@ -306,9 +306,9 @@ pub(crate) struct Piece {
 impl Rows {
     /// A batch of these rows, concatenated, with checkpoints after every `every` tokens of a sequence, a multiple of 64.
     ///
-    /// A batch is one launch of a layer, as a decode is, if no row has more than 16 tokens and none has a checkpoint. Any other batch is a
-    /// prefill. Where a layer has no prefill (KDA with K = 64), the modules cut the batch into launches of up to 16 tokens of a row: those
-    /// of a long row run one after the other, and neighbouring shorter rows share a launch.
+    /// If no row has more than 16 tokens and no row has a checkpoint, a batch is one launch of a layer, as a decode is. Any other
+    /// batch is a prefill. If a layer has no prefill (KDA with K = 64), the modules cut the batch into launches of up to 16
+    /// tokens of a row. The launches of a long row run one after the other, and neighbouring shorter rows share a launch.
     ///
     /// # Errors
     /// The errors of candle; with checkpoints, an `every` that is not a multiple of 64.
@@ -354,7 +354,7 @@ impl Rows {
             cu_seqlens: tensor(bounds)?,
             positions: is_prefill.then(|| tensor(positions)).transpose()?,
             checkpoints,
-            // The bits of a row depend on this bound, so it is one of few: 1, or the most that a launch takes.
+            // The bits of a row depend on this bound. It therefore has few values: 1, or the most that a launch takes.
             max_tokens: match longest {
                 0..=1 => 1,
                 _ if is_prefill => longest,
@@ -367,8 +367,8 @@ impl Rows {
         })
     }
 
-    /// The batch with prompts computed token by token in f32, in launches of up to 16 tokens, where a prefill has products of f16. Slower;
-    /// for comparing an engine's tokens with another's.
+    /// The batch with prompts computed token by token in f32, in launches of up to 16 tokens, where a prefill has products of f16
+    /// numbers. This is slower. It is for comparing an engine's tokens with another engine's.
     #[must_use]
     pub fn token_by_token(mut self) -> Self {
         self.is_cut = true;
@@ -427,7 +427,7 @@ impl Rows {
                 };
                 let next = push(&mut pieces, first, &mut vec![part.clone()], device)?;
                 if checkpoint.is_some() && stop == end {
-                    // The same tokens again, to write the row's own slot.
+                    // The same tokens again, to write the row's own slot too.
                     let again = Part {
                         to: row.slot,
                         ..part
@@ -471,7 +471,7 @@ impl Part {
     }
 }
 
-/// Makes a sub-batch of `parts`, if there are any. Returns the index after its tokens.
+/// Makes a sub-batch of `parts`, unless `parts` is empty. Returns the index after its tokens.
 fn push(
     pieces: &mut Vec<Piece>,
     first: usize,
@@ -505,7 +505,8 @@ fn push(
     Ok(first + tokens)
 }
 
-/// A batch of rows to verify. All have the same number of tokens: the last certain one, then drafts. Their sequences have begun before.
+/// A batch of rows to verify. All rows have the same number of tokens: the last certain token, then drafts. No row is at the
+/// beginning of its sequence.
 #[derive(Clone, Debug)]
 pub struct DraftRows {
     pub(crate) slots: Tensor,
@@ -513,7 +514,8 @@ pub struct DraftRows {
 }
 
 impl DraftRows {
-    /// Rows in `slots`. `keep` is the number of each row's last verified tokens that are accepted, 0 for a row without any.
+    /// Rows in `slots`. `keep` is the number of each row's last verified tokens that are accepted; 0 for a row without verified
+    /// tokens.
     ///
     /// # Errors
     /// The errors of candle; lists of different lengths.

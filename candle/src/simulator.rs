@@ -9,8 +9,9 @@ thread_local! {
     static IS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`; this thread's launches on CPU tensors in it go to the simulator. The simulator runs the kernels' own source, one fiber for
-/// each GPU thread, and stops at the first bad access or race. It is slow: for tests of small shapes.
+/// Runs `work`. Meanwhile, this thread's launches on CPU tensors run in the simulator. The simulator runs the kernels' own
+/// source, with one fiber for each GPU thread, and stops at the first invalid access or race. It is slow, and meant for tests of
+/// small shapes.
 ///
 /// ```no_run
 /// # fn decode() -> candle_core::Result<()> { Ok(()) }

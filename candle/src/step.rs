@@ -1,8 +1,8 @@
 //! Launches with tensors of candle. They have the same parts as those of [`gated_delta::step`].
 //!
-//! A [`Step`] or a [`Commit`] holds its tensors (candle's are reference counted), so that it has no lifetime; building it computes
-//! nothing. [`Step::run`] checks the step, makes its output and launches: on a CUDA device on the device's stream, on the CPU at
-//! once.
+//! A [`Step`] or a [`Commit`] holds its tensors (candle's are reference counted), so it has no lifetime. Building it computes
+//! nothing. [`Step::run`] checks the step, makes its output and launches: on the device's stream for a CUDA device, immediately
+//! on the CPU.
 
 use candle_core::{DType, Result, Tensor};
 use gated_delta::step::pending::Rings;
@@ -15,7 +15,7 @@ use crate::launch::{self, Launch};
 /// Inputs of a step's tokens.
 #[derive(Clone, Debug)]
 pub enum Inputs {
-    /// Query, key and value. Views of one row are used as they are, also with rank 3, where heads are side by side.
+    /// Query, key and value. Views of one row are used without a copy, also with rank 3, where heads are concatenated.
     Qkv {
         /// `[B, T, H, K]` or `[B, T, H·K]`
         q: Tensor,
@@ -24,30 +24,30 @@ pub enum Inputs {
         /// `[B, T, HV, V]` or `[B, T, HV·V]`
         v: Tensor,
     },
-    /// The layer's projection; a short convolution makes q, k and v from it.
+    /// The layer's projection. A short convolution computes q, k and v from it.
     Conv(Convolution),
 }
 
 /// A short causal convolution of a layer's projection, and the windows of its slots: [`gated_delta::Convolution`].
 #[derive(Clone, Debug)]
 pub struct Convolution {
-    /// Input `[B, T, D]`, bf16, f16 or f32, with D = 2·H·K + HV·V: q, k and v side by side, before the convolution. A view is used as it
-    /// is.
+    /// Input `[B, T, D]`, bf16, f16 or f32, with D = 2·H·K + HV·V: q, k and v in this order along D, before the convolution. A
+    /// view is used without a copy.
     pub x: Tensor,
     /// Query/key heads, H.
     pub heads: usize,
-    /// Taps `[D, W]`, the oldest token's first; W in 2..=4.
+    /// Taps `[D, W]`, the oldest token's tap first; W in 2..=4.
     pub weight: Tensor,
     /// Bias `[D]`; 0 by default.
     pub bias: Option<Tensor>,
     /// Activation of the sums, [`Activation::Silu`] or [`Activation::None`].
     pub activation: Activation,
-    /// Windows `[P, D, W − 1]`, the oldest input first, with token slots `[P, D, W − 2 + T]`; of the dtype of `x`, any strides. A window is
-    /// written if the state of its row is.
+    /// Windows `[P, D, W − 1]`, the oldest input first, with token slots `[P, D, W − 2 + T]`; of the dtype of `x`, any strides. A
+    /// row's window is written if its state is written.
     pub windows: Tensor,
     /// Windows to write, by default `windows`.
     pub write_windows: Option<Tensor>,
-    /// Window after every token, `[B, steps, D, W − 1]`; goes with [`Step::snapshots`].
+    /// Window after every token, `[B, steps, D, W − 1]` with steps ≥ T. Requires [`Step::snapshots`].
     pub window_snapshots: Option<Tensor>,
 }
 
@@ -68,14 +68,14 @@ impl Convolution {
     }
 }
 
-/// RMS norm of the outputs, gated by z: [`gated_delta::Norm`].
+/// RMS norm of the outputs, gated by z: o = weight · o / √(mean(o²) + eps) · act(z). See [`gated_delta::Norm`].
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// Gate, `[B, T, HV, V]` or `[B, T, HV·V]`
+    /// Gate z, `[B, T, HV, V]` or `[B, T, HV·V]`
     pub z: Tensor,
     /// Weight, `[V]`
     pub weight: Tensor,
-    /// Epsilon that is added to the mean square.
+    /// Number that is added to the mean of squares.
     pub eps: f32,
     /// Activation of z, [`Activation::Silu`] or [`Activation::Sigmoid`].
     pub activation: Activation,
@@ -110,18 +110,18 @@ pub enum Gates {
     Kda(KdaGates),
 }
 
-/// Gates with one decay for a value head.
+/// Gates with one decay per value head.
 #[derive(Clone, Debug)]
 pub enum GdnGates {
     /// Log decay −exp(A_log) · softplus(a + dt_bias), β = sigmoid(b) · beta_scale.
     Raw {
-        /// `[B, T, HV]`
+        /// Input of the decay, `[B, T, HV]`
         a: Tensor,
-        /// `[B, T, HV]`
+        /// Input of β, `[B, T, HV]`
         b: Tensor,
-        /// f32, `[HV]`
+        /// A_log, f32, `[HV]`
         a_log: Tensor,
-        /// f32, `[HV]`
+        /// Bias of a, f32, `[HV]`
         dt_bias: Tensor,
         /// Factor of sigmoid(b).
         beta_scale: BetaScale,
@@ -130,13 +130,13 @@ pub enum GdnGates {
     Given {
         /// Log decay.
         g: Tensor,
-        /// β, how much of the prediction error is written.
+        /// β: how much of the prediction error is written.
         beta: Tensor,
     },
 }
 
 impl GdnGates {
-    /// Gates that are computed from `a` and `b` `[B, T, HV]`, `a_log` and `dt_bias` `[HV]` (f32), with β in (0, 1).
+    /// Gates that are computed from `a` and `b` `[B, T, HV]`, and `a_log` and `dt_bias` `[HV]` (f32), with β in (0, 1).
     #[must_use]
     pub fn raw(a: &Tensor, b: &Tensor, a_log: &Tensor, dt_bias: &Tensor) -> Self {
         Self::Raw {
@@ -173,14 +173,14 @@ impl From<GdnGates> for Gates {
     }
 }
 
-/// Gates with one decay for each key channel.
+/// Gates with one decay per key channel.
 #[derive(Clone, Debug)]
 pub struct KdaGates {
-    /// `[B, T, HV, K]`: the log decay, or the value that it is computed from.
+    /// Log decays `[B, T, HV, K]`, or the values that they are computed from.
     pub g: Tensor,
     /// Meaning of `g`.
     pub kind: KdaDecay,
-    /// `[B, T, HV]`
+    /// β `[B, T, HV]`, or its logit.
     pub beta: Tensor,
     /// Meaning of `beta`.
     pub beta_kind: KdaBeta,
@@ -193,18 +193,18 @@ pub enum KdaDecay {
     Log,
     /// The log decay is −exp(A_log) · softplus(g + dt_bias).
     Softplus {
-        /// A_log
+        /// A_log, f32, `[H]` or `[HV]`
         a_log: Tensor,
-        /// 0 by default.
+        /// Bias of g, f32, `[H, K]` or `[HV, K]`; 0 by default.
         dt_bias: Option<Tensor>,
     },
     /// The log decay is lower_bound · sigmoid(exp(A_log) · (g + dt_bias)).
     LowerBound {
         /// Lower bound, finite and below 0.
         lower_bound: f32,
-        /// Without it, exp(A_log) is 1.
+        /// A_log, f32, `[H]` or `[HV]`. Without it, exp(A_log) is 1.
         a_log: Option<Tensor>,
-        /// 0 by default.
+        /// Bias of g, f32, `[H, K]` or `[HV, K]`; 0 by default.
         dt_bias: Option<Tensor>,
     },
 }
@@ -231,7 +231,7 @@ impl From<KdaGates> for Gates {
 /// States that a launch starts from and writes: [`gated_delta::States`].
 #[derive(Clone, Debug)]
 pub struct States {
-    /// Pool `[P, HV, V, K]`, with [`StateLayout::VLast`] `[P, HV, K, V]`: f32, bf16 or f16.
+    /// Pool `[P, HV, V, K]`, or `[P, HV, K, V]` with [`StateLayout::VLast`]: f32, bf16 or f16.
     pub pool: Tensor,
     /// Pool to write states to, by default `pool`.
     pub write_pool: Option<Tensor>,
@@ -254,7 +254,7 @@ pub enum Keep {
         /// `[B]`: slot that each row starts from; by default row b starts from slot b.
         slots: Option<Tensor>,
     },
-    /// Writes the state after each token, in a slot of its own.
+    /// Writes the state after each token to a slot of its own.
     Each {
         /// `[B, T]`: slot for the state after each token.
         token_slots: Tensor,
@@ -311,7 +311,7 @@ impl States {
         )
     }
 
-    /// States in `pool`, of which `keep` are written.
+    /// States in `pool`. `keep` says which are written.
     #[must_use]
     pub fn new(pool: &Tensor, keep: Keep) -> Self {
         Self {
@@ -321,7 +321,7 @@ impl States {
         }
     }
 
-    /// Sets the slots to write: row b's state goes to slot `slots[b]`. No effect unless the states are updated.
+    /// Sets the slots to write: row b's state is written to slot `slots[b]`. No effect unless the states are updated.
     #[must_use]
     pub fn write_slots(mut self, slots: &Tensor) -> Self {
         if let Keep::Last { write_slots, .. } = &mut self.keep {
@@ -354,14 +354,14 @@ pub enum Stored {
     Conv(Convolution),
 }
 
-/// Tokens of the last step, the first `keep` of which are committed before the new ones: [`gated_delta::Previous`].
+/// Tokens of the last step. The first `keep` of them are committed before the new tokens: [`gated_delta::Previous`].
 #[derive(Clone, Debug)]
 pub struct Previous {
     /// Inputs of the tokens.
     pub stored: Stored,
-    /// Gate a or g, as of the new tokens.
+    /// Gate a or g, in the form of the new tokens' gate.
     pub gate: Tensor,
-    /// Gate b or β, as of the new tokens.
+    /// Gate b or β, in the form of the new tokens'.
     pub beta: Tensor,
     /// `[B]`: number of tokens to commit, in 0..=T'.
     pub keep: Tensor,
@@ -382,7 +382,7 @@ pub struct Pending {
     pub base: Tensor,
     /// Inputs of the convolution `[P, R, D]`, for drafts with a convolution; written.
     pub inputs: Option<Tensor>,
-    /// Most pending tokens of a slot, N.
+    /// N, the largest number of pending tokens of a slot.
     pub most: usize,
 }
 
@@ -395,7 +395,8 @@ pub struct Step {
     pub gates: Gates,
     /// States that the step starts from and writes.
     pub states: States,
-    /// Packed rows: `cu_seqlens` `[B + 1]`, and the most tokens of a row. The rows' tokens are concatenated in tensors `[1, total, …]`.
+    /// Packed rows: `cu_seqlens` `[B + 1]`, and the largest number of tokens of a row. The rows' tokens are concatenated in
+    /// tensors `[1, total, …]`.
     pub packed: Option<(Tensor, usize)>,
     /// Tokens of the last step to commit first.
     pub previous: Option<Previous>,
@@ -405,13 +406,13 @@ pub struct Step {
     pub fresh: Option<Tensor>,
     /// `[B]`: number of tokens of each sequence before the row's first. Makes any step a prefill.
     pub positions: Option<Tensor>,
-    /// Checkpoints: number of tokens from one to the next, a multiple of 64, and slots `[B, C]` for the states.
+    /// Checkpoints: distance in tokens, a multiple of 64, and slots `[B, C]` for the states.
     pub checkpoints: Option<(usize, Tensor)>,
-    /// State after every token, `[B, steps, HV, V, K]`.
+    /// State after every token, `[B, steps, HV, V, K]` (V-last: `[B, steps, HV, K, V]`) with steps ≥ T.
     pub snapshots: Option<Tensor>,
     /// Deferred write-back: the ring of pending tokens.
     pub pending: Option<Pending>,
-    /// Workspace of a prefill on a GPU, f32; allocated when needed by default.
+    /// Workspace of a prefill on a GPU, f32. By default it is allocated when it is needed.
     pub workspace: Option<Tensor>,
     /// Options that are fixed for a layer.
     pub options: Options,
@@ -419,7 +420,7 @@ pub struct Step {
     pub dtype: Option<DType>,
 }
 
-/// A commit: the first `keep` of some tokens advance the states. [`gated_delta::Commit`]
+/// A commit: the first `keep` of some tokens advance the states. See [`gated_delta::Commit`].
 #[derive(Clone, Debug)]
 pub struct Commit {
     /// Inputs of the tokens: [`Stored::Kv`] or [`Stored::Conv`].
@@ -436,7 +437,7 @@ pub struct Commit {
     pub options: Options,
 }
 
-/// A flush: adds pending tokens to the states. [`gated_delta::Flush`]
+/// A flush: adds pending tokens to the states. See [`gated_delta::Flush`].
 #[derive(Clone, Debug)]
 pub struct Flush {
     /// States of the rows: [`Keep::Last`].
@@ -471,7 +472,7 @@ impl Step {
         }
     }
 
-    /// Makes rows packed: bounds `cu_seqlens` `[B + 1]`, and T, the most tokens of a row.
+    /// Makes rows packed: bounds `cu_seqlens` `[B + 1]`, and T, the largest number of tokens of a row.
     #[must_use]
     pub fn packed(mut self, cu_seqlens: &Tensor, max_tokens: usize) -> Self {
         self.packed = Some((cu_seqlens.clone(), max_tokens));
@@ -516,8 +517,8 @@ impl Step {
         Ok(o)
     }
 
-    /// Launches the step with the output `o`, whose dims are those of the result of [`run`](Self::run): for an engine that allocates
-    /// nothing under capture.
+    /// Launches the step with the output `o`, whose dims are those of the result of [`run`](Self::run). It is for an engine that
+    /// allocates nothing under capture.
     ///
     /// # Errors
     /// The errors of [`run`](Self::run).
@@ -526,8 +527,8 @@ impl Step {
         launch::launch(&launch, &self.states.pool, self.workspace.as_ref())
     }
 
-    /// Compiles the kernels of [`run`](Self::run) for any number of rows, and launches nothing: to be called before a capture. On the CPU
-    /// it only checks the arguments.
+    /// Compiles the kernels of [`run`](Self::run) for any number of rows, and launches nothing. Call it before a capture. On the
+    /// CPU it only checks the arguments.
     ///
     /// # Errors
     /// The errors of [`run`](Self::run).
@@ -535,7 +536,7 @@ impl Step {
         launch::prewarm(&Launch::Step(self, &self.output()?), &self.states.pool)
     }
 
-    /// Elements of a [`workspace`](Self::workspace), in f32, that is enough for the step on any GPU; 0 if none is needed.
+    /// Size of a [`workspace`](Self::workspace) in f32 elements that is enough for the step on any GPU; 0 if none is needed.
     ///
     /// # Errors
     /// The errors of [`run`](Self::run).
@@ -559,8 +560,8 @@ impl Step {
         if device.is_cpu() {
             return Tensor::zeros(&dims[..], dtype, device);
         }
-        // SAFETY: the launch writes every element of this GPU memory that belongs to a token or to no row. The others belong to rows
-        // with invalid bounds.
+        // SAFETY: the launch writes every element of this GPU memory that belongs to a token or to no row. All other elements
+        // belong to rows with invalid bounds.
         unsafe { Tensor::empty(&dims[..], dtype, device) }
     }
 
@@ -604,7 +605,7 @@ impl Step {
         all
     }
 
-    /// The library's step with these tensors, for gates of one operator.
+    /// The step of gated-delta with these tensors, for gates of one operator.
     pub(crate) fn build<'x, G>(
         &self,
         at: &At<'x>,
@@ -979,7 +980,7 @@ impl KdaGates {
     }
 }
 
-/// Checks a step or a commit, as a launch would.
+/// Checks a step or a commit like a launch.
 pub(crate) fn check<W: gated_delta::Work>(work: &W) -> Result<()> {
     work.selected().map(drop).map_err(wrap)
 }

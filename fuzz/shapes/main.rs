@@ -1,5 +1,5 @@
-//! Fuzzes shapes and strides: whatever the tensors of a launch are, there has to be an error, or a launch that stays inside of them. The
-//! simulator decides: it knows the elements of every view and stops a kernel that touches any other memory.
+//! Fuzzes shapes and strides: any tensors of a launch have to give an error, or a launch that stays inside of them. The simulator
+//! decides: it knows the elements of every view and stops a kernel that touches any other memory.
 #![no_main]
 
 mod draft;

@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     inputs.check(&inputs.states, &Rows::decoded(&SLOTS), &o, &states)
 }
 
-/// A decode in the engine. Only the library and its tensors are not cust's.
+/// A decode in the engine. Only the library and its tensors do not belong to cust.
 fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
     let Shape {
         batch,
@@ -45,7 +45,7 @@ fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
     } = inputs.shape;
     cust::init(CudaFlags::empty())?;
     let _context = cust::context::Context::new(cust::device::Device::get_device(0)?)?;
-    // A stream with these flags waits for the copies below, which go through the default stream.
+    // A stream with these flags waits for the copies below, which run on the default stream.
     let stream = Stream::new(StreamFlags::DEFAULT, None)?;
     // cust uses the primary context, as this library does.
     let library = Library::new(&Context::primary(Device::get(0)?)?);
@@ -80,7 +80,7 @@ fn decode(inputs: &Inputs, slots: &[i32]) -> Result<(Vec<bf16>, Vec<f32>)> {
         )?)
         .slots(Tensor::from_device(&slots, &[batch])?),
     );
-    // SAFETY: the buffers outlive the synchronisation, nothing else uses them, and no two live rows have one slot.
+    // SAFETY: the buffers outlive the synchronisation, nothing else uses them, and no two live rows write one slot.
     unsafe { library.launch((&stream).into(), &step) }?;
     stream.synchronize()?;
     let o: Vec<bf16> = o.as_host_vec()?.into_iter().map(bf16::from_bits).collect();

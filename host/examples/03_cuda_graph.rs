@@ -1,5 +1,6 @@
-//! A step over a padded batch, captured once as a CUDA graph and replayed with other slots and lengths, which the kernels read on
-//! the device. The step has two layers: one decodes a token of every row, the other takes packed rows of up to four tokens.
+//! A step over a padded batch, captured once as a CUDA graph and replayed with other slots and lengths. The kernels read slots
+//! and lengths on the device. The step has two layers: one decodes one token of every row, the other takes packed rows of up to
+//! four tokens.
 
 mod common;
 
@@ -41,7 +42,7 @@ fn main() -> Result<()> {
         .context("an engine on a GPU has a stream")?;
 
     let (decode, verify) = (Inputs::random(DECODE, 3), Inputs::random(VERIFY, 4));
-    // The capture is an engine's warm-up: all rows are padding, so that no sequence's state is touched.
+    // The capture is an engine's warm-up. All rows are padding, so that no sequence's state is touched.
     let padding = rows([-1; 6], [0; 7]);
     let mut first = Layer::new(&engine, &decode, &padding.0)?;
     let mut second = Layer::new(&engine, &verify, &padding.1)?;

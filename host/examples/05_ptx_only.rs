@@ -1,5 +1,5 @@
 //! PTX only: a decode without this crate's launcher. `Work::recipe` checks the arguments and returns the text to compile and the
-//! launch parameters. The driver calls are those of an engine with its own launcher.
+//! launch parameters. The driver calls are those that an engine with its own launcher makes.
 
 mod common;
 

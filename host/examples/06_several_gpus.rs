@@ -1,7 +1,7 @@
-//! Several GPUs in one process: one library per GPU, and the heads of a layer spread over them (tensor parallelism). Their
-//! results together equal those of a single GPU, bit for bit.
+//! Several GPUs in one process: one library per GPU, and the heads of a layer spread over the GPUs (tensor parallelism). Their
+//! results together equal the results of a single GPU, bit for bit.
 //!
-//! If there is one GPU, two libraries share it; if there is none, two simulators are used.
+//! With one GPU, two libraries share it. Without a GPU, two simulators are used.
 
 mod common;
 
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A decode step with the heads spread over `engines`. All launches are enqueued first, then all engines are waited for.
+/// A decode step with the heads spread over `engines`. All launches are enqueued before any engine is waited for.
 fn step(engines: &[Engine], inputs: &Inputs, rows: &Rows) -> Result<(Vec<bf16>, Vec<f32>)> {
     let parts = engines.len();
     let mut layers = Vec::with_capacity(parts);
@@ -76,7 +76,7 @@ fn step(engines: &[Engine], inputs: &Inputs, rows: &Rows) -> Result<(Vec<bf16>, 
         layers.push(Layer::new(engine, &shard(inputs, part, parts), rows)?);
     }
     for (engine, layer) in engines.iter().zip(&mut layers) {
-        // SAFETY: the layer outlives the wait below, and no two live rows have one slot.
+        // SAFETY: the layer outlives the wait below, and no two live rows write one slot.
         unsafe { engine.library.launch(engine.stream(), &layer.step()?) }?;
     }
     let (mut outputs, mut states) = (Vec::with_capacity(parts), Vec::with_capacity(parts));

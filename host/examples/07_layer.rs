@@ -1,5 +1,5 @@
 //! The life of a layer in an engine with one `GdnLayer`: two prompts, decodes, verifies of drafts, resumes after some drafts are
-//! accepted, and a commit. Slots hold NaN when they are handed out. Outputs, states and windows are checked against the f64
+//! accepted, and a commit. Slots hold NaN when a sequence gets them. Outputs, states and windows are checked against the f64
 //! reference. Without a GPU the example runs in the simulator.
 
 mod common;
@@ -14,14 +14,14 @@ use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// P.
+/// P, the number of slots.
 const POOL: usize = 6;
 /// B: two sequences, and one row of padding.
 const B: usize = 3;
 const SLOTS: [i32; B] = [4, 0, -1];
 const PROMPTS: [usize; 2] = [100, 37];
 const DECODES: usize = 3;
-/// T of a verify: one certain token, and drafts.
+/// T of a verify: one certain token, then drafts.
 const DRAFTS: usize = 4;
 /// Number of accepted tokens of each verify, by row.
 const KEPT: [[usize; B]; 4] = [[3, 1, 0], [4, 2, 0], [1, 4, 0], [2, 3, 0]];
@@ -42,7 +42,7 @@ fn main() -> Result<()> {
     let sequences = [0, 1].map(|row| model.sequence(PROMPTS[row] + DECODES + kept_of(row), rng));
     let part = |row: usize, from: usize, len: usize| &sequences[row][from * width..][..len * width];
 
-    // Weights and pools are made once; the layer borrows them. The windows' layout is `[P, W - 1, D]`, token by token.
+    // Weights and pools are made once; the layer borrows them. Windows are `[P, W - 1, D]`, token by token.
     let (conv, norm) = (engine.buffer(&model.conv)?, engine.buffer(&model.norm)?);
     let (a_log, dt_bias) = (engine.buffer(&model.a_log)?, engine.buffer(&model.dt_bias)?);
     let mut states = engine.buffer(&vec![f32::NAN; POOL * values * k])?;
@@ -73,7 +73,7 @@ fn main() -> Result<()> {
     })?;
     let compiled = engine.library.compiled();
     let launch = |work: &dyn Work| -> Result<()> {
-        // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows have one slot.
+        // SAFETY: the buffers outlive the wait, nothing else uses them, and no two rows write one slot.
         unsafe { engine.library.launch(engine.stream(), work) }?;
         engine.synchronize()
     };
@@ -110,7 +110,7 @@ fn main() -> Result<()> {
         at = at.map(|at| at + 1);
     }
 
-    // The engine keeps only the projection's output of a step: the next step commits the accepted tokens.
+    // The engine keeps only the projection's output of a step. The next step commits the accepted tokens.
     let mut last: Option<Tokens> = None;
     for kept in KEPT {
         let mut drafted = model.sequence(B * DRAFTS, rng);
@@ -220,7 +220,7 @@ impl Tokens {
         Ok((layer.projection(self.row.tensor(&[b, t, self.width])?)?, o))
     }
 
-    /// The same for other dims, for `prewarm_all`.
+    /// Views like those of [`Self::new_views`], with other dims, for `prewarm_all`.
     fn views<'a>(
         &'a self,
         layer: &GdnLayer<'a>,

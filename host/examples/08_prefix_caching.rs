@@ -1,6 +1,6 @@
-//! Prefix caching for a KDA layer. A prompt in two launches has the bits of one launch, and its state and window after 128 tokens
-//! are kept in a slot. A sequence with the same prefix goes on from there, in one batch with a row that decodes (a mixed batch).
-//! Then both sequences decode. Without a GPU the example runs in the simulator.
+//! Prefix caching for a KDA layer. A prompt in two launches has the bits of one launch. Its state and window after 128 tokens are
+//! kept in a slot. A sequence with the same prefix continues from this slot, in one batch with a row that decodes (a mixed
+//! batch). Then both sequences decode. Without a GPU the example runs in the simulator.
 
 mod common;
 
@@ -14,16 +14,16 @@ use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// Tokens of a sequence from one checkpoint to the next.
+/// Number of tokens of a sequence from one checkpoint to the next.
 const EVERY: usize = 64;
-/// C: slots for checkpoints of each row; −1 for a checkpoint that is not kept.
+/// C: number of checkpoint slots of each row. Slot −1 skips its checkpoint.
 const CHECKPOINTS: usize = 3;
 /// Tolerance of states after a chunkwise prefill.
 const STATE_TOLERANCE: f64 = 2e-3;
 
-/// P.
+/// P, the number of slots.
 const POOL: usize = 6;
-/// Slots of the two sequences, of the first one's prompt in one launch, and of the checkpoint.
+/// Slots of the two sequences, of the first sequence's prompt in one launch, and of the checkpoint.
 const FIRST: i32 = 4;
 const SECOND: i32 = 0;
 const WHOLE: i32 = 2;
@@ -31,7 +31,7 @@ const SHARED: i32 = 5;
 const PROMPT: usize = 200;
 /// Tokens of the first prompt's first launch: a multiple of 64.
 const CUT: usize = 128;
-/// Tokens of the second sequence's prompt. Its first [`CUT`] tokens are those of the first sequence.
+/// Number of tokens of the second sequence's prompt. Its first [`CUT`] tokens are those of the first sequence.
 const OTHER_PROMPT: usize = 170;
 const DECODES: usize = 3;
 
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
         values: [hv, k],
     };
 
-    // The prompt in one launch, then in two launches, the first of which keeps the state after 128 tokens.
+    // The prompt in one launch, then in two launches. The first of the two keeps the state after 128 tokens.
     let prompt = Row::of(&first[..PROMPT * width], WHOLE);
     let whole = serving.launch(&[prompt])?;
     let mut begin = Row::of(&first[..CUT * width], FIRST);
@@ -85,7 +85,7 @@ fn main() -> Result<()> {
     );
     println!("  a prompt of {PROMPT} tokens, cut at {CUT}: the bits of one launch");
 
-    // The second sequence goes on from the checkpoint, while the first one decodes.
+    // The second sequence continues from the checkpoint, while the first sequence decodes.
     let mut other = begin.after(&second[CUT * width..OTHER_PROMPT * width], CUT);
     (other.read, other.write) = (SHARED, SECOND);
     let mut others = Vec::new();
@@ -112,8 +112,8 @@ fn main() -> Result<()> {
     ] {
         let truth = model.truth(sequence)?;
         let wanted = &truth.o[from * values..];
-        // The error is that of all tokens together: the output of one token may be small by chance, but its error from rounded
-        // keys is not.
+        // The error is that of all tokens together, because the output of one token may be small by chance, but its error from
+        // rounded keys is not.
         let off = worst("o", o, wanted, wanted.len(), OUTPUT_TOLERANCE)?;
         let state = worst(
             "state",
@@ -134,7 +134,7 @@ fn main() -> Result<()> {
 struct Row<'a> {
     /// The projection's output for the row's tokens.
     tokens: &'a [bf16],
-    /// Position: the number of tokens of the sequence before the row's.
+    /// Position: the number of tokens of the sequence before the row's first.
     at: usize,
     read: i32,
     write: i32,

@@ -1,6 +1,6 @@
-//! Decodes with deferred write-back: the updates of tokens are kept in a ring, and a state is written once in eight steps. Rows
+//! Decodes with deferred write-back: the updates of tokens are stored in a ring, and a state is written once in eight steps. Rows
 //! flush at different steps, one row is admitted late, one token is rejected, and a last launch flushes the states. The states
-//! and every output equal those of plain decoding. Without a GPU the example runs in the simulator.
+//! and every output equal plain decoding. Without a GPU the example runs in the simulator.
 
 mod common;
 
@@ -24,7 +24,7 @@ const STEPS: usize = 24;
 /// Slot of each row.
 const SLOTS: [usize; 3] = [4, 0, 2];
 
-/// Step at which each row is admitted. They differ, so that rows flush at different steps.
+/// Step at which each row is admitted. The steps differ, so that rows flush at different steps.
 const ADMITTED: [usize; 3] = [0, 3, 7];
 
 /// The step whose token the first row rejects.
@@ -145,7 +145,7 @@ struct Deferred {
 }
 
 impl Layer {
-    /// Pools and rings are full of NaN: nothing is read before it is written.
+    /// Creates pools and rings full of NaN, because nothing is read before it is written.
     fn new(engine: &Engine, shape: Shape) -> Result<Self> {
         let Shape {
             batch,

@@ -7,8 +7,9 @@ use std::thread;
 
 use crate::error::Error;
 
-/// Calls `f` for every job and returns the results in the order of the jobs. It uses as many threads as there are cores, the
-/// caller's among them, and only the caller's for a single job. If threads cannot be spawned, the existing ones do the work.
+/// Calls `f` for every job and returns the results in the order of the jobs. The jobs run on as many threads as there are cores,
+/// including the caller's thread; a single job runs on the caller's thread. If threads cannot be spawned, the existing ones do
+/// the work.
 ///
 /// # Errors
 /// The error of the first job that fails. Some jobs after it are not started.

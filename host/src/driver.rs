@@ -1,5 +1,5 @@
 //! The CUDA driver, loaded at its first use: a thin layer for tests, benches, the command line, and engines without a driver
-//! binding of their own. Operators launch the kernels, not this module.
+//! binding of their own. Operators launch the kernels; this module does not.
 //!
 //! [`Driver`] has the driver's functions unchanged: they take raw handles, are unsafe, and return each failure as an [`Error`].
 //! [`Context`], [`DeviceMemory`], [`Stream`], [`Event`] and [`Graph`] own the objects that they create.

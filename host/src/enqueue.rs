@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::shapes::Named;
 use crate::stream::StreamRef;
 
-/// Enqueues `function` with the bytes of its only parameter.
+/// Enqueues `function`. `params` has the bytes of its only parameter.
 ///
 /// # Safety
 /// `params` have the type that the function was compiled for, its context is current, and the tensors in `params` stay valid

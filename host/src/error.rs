@@ -1,4 +1,4 @@
-//! Errors. Every message names what was wanted and what came.
+//! Errors. Every message names the wanted value and the given one.
 
 use crate::tensor::{DType, Dims};
 
@@ -184,7 +184,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A number in an index tensor makes no sense: see [`Library::validate`](crate::Library::validate).
+    /// An index tensor has an invalid number: see [`Library::validate`](crate::Library::validate).
     #[error("{tensor}[{position}]: wanted {wanted}, got {got}")]
     Index {
         /// The tensor's name in the operator's arguments.
@@ -197,7 +197,8 @@ pub enum Error {
         got: i64,
     },
 
-    /// A launch uses a state twice in no defined order: see [`Library::validate`](crate::Library::validate).
+    /// Two accesses of a launch to one state or window have no defined order: see
+    /// [`Library::validate`](crate::Library::validate).
     #[error("{one}, and {other}: nothing orders them")]
     Hazard {
         /// The first use: `row 0 writes slot 2 of state`.

@@ -15,11 +15,11 @@ const SYMBOL_PREFIX: &str = "GD_";
 
 /// The load-time constant for the instruction set of a GPU.
 const MACHINE: &str = "GD_MACHINE";
-/// Constant of which an entry takes its part ([`Entry::blocks_per_sm`]).
+/// Load-time constant that every entry reduces to its own value: see [`Entry::blocks_per_sm`].
 const BLOCKS_PER_SM: &str = "GD_BLOCKS_PER_SM";
 
-/// An entry with the load-time constants of a layer. It determines the compiled code, and so is the key of a cache of compiled
-/// kernels.
+/// An entry with the load-time constants of a layer. Both together determine the compiled code, so this value is the key for a
+/// cache of compiled kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     entry: Entry,
@@ -68,7 +68,7 @@ pub(crate) fn text(entry: Entry, constants: &[u32]) -> Result<CString, Error> {
     )
 }
 
-/// `constants`, with the entry's own number of blocks of a multiprocessor where the layer's allows as many.
+/// `constants`, with the number of blocks per multiprocessor reduced to the value for this entry: see [`Entry::blocks_per_sm`].
 fn words_of(entry: Entry, constants: &[u32]) -> Vec<u32> {
     let mut words = constants.to_vec();
     let blocks = (entry.symbols().iter()).position(|symbol| *symbol == BLOCKS_PER_SM);
@@ -87,8 +87,8 @@ pub fn template(entry: Entry) -> Result<String, Error> {
     ptx::text(entry)
 }
 
-/// Replaces each of `symbols` in `ptx`, as a whole word, by the number of the same position in `words`. If `GD_MACHINE` is one of
-/// them, its number also selects the instructions, the target and the PTX version (`gated_delta_kernels::machine`).
+/// Replaces each of `symbols` in `ptx`, as a whole word, by the number at the same position in `words`. If `GD_MACHINE` is one of
+/// the symbols, its number also selects the instructions, the target and the PTX version (`gated_delta_kernels::machine`).
 ///
 /// # Errors
 /// [`Error::Specialise`] if another `GD_` word is in the text, the counts differ, or the text has a NUL.

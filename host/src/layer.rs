@@ -6,12 +6,12 @@
 //! | [`Layer::prefill`] | prompts and their parts, of any lengths |
 //! | [`Layer::decode`] | tokens whose states are written: one of each row, or several that are certain |
 //! | [`Layer::verify`] | drafts: no state is written |
-//! | [`Layer::resume`] | drafts, after the accepted ones of the last step are committed |
-//! | [`Layer::commit`], [`Layer::flush`] | no tokens: accepted ones, or pending ones, become part of the states |
+//! | [`Layer::resume`] | drafts, after the accepted tokens of the last step are committed |
+//! | [`Layer::commit`], [`Layer::flush`] | no tokens: accepted or pending tokens become part of the states |
 //!
-//! Each returns a [`Step`], a [`Commit`] or a [`Flush`], whose methods, checks and promises hold. Snapshots and deferred write-back are
-//! options of that step; token slots need a step made by hand. Nothing is allocated.
-//! [The guide](crate::guide::engines#a-layer) has one in an engine.
+//! Each returns a [`Step`], a [`Commit`] or a [`Flush`]. The methods, checks and safety rules of these types apply. Snapshots and
+//! deferred write-back are options of the step; token slots need a step made by hand. Nothing is allocated.
+//! [The guide](crate::guide::engines#a-layer) shows a layer in an engine.
 
 mod rows;
 #[cfg(test)]
@@ -36,9 +36,9 @@ pub type GdnLayer<'a> = Layer<'a, GdnParameters<'a>>;
 /// A KDA layer.
 pub type KdaLayer<'a> = Layer<'a, KdaParameters<'a>>;
 
-/// A layer between its projections. It borrows tensors as a [`Step`] does, and is a plain value. An engine whose tensors are raw
-/// addresses keeps a `Layer<'static>` as long as its weights and pools live; the layer's steps may borrow tensors for a shorter
-/// time.
+/// A layer between its projections. A layer borrows tensors as a [`Step`] does, and is a plain value. An engine whose tensors are
+/// raw addresses keeps a `Layer<'static>` as long as its weights and pools live; the layer's steps may borrow tensors for a
+/// shorter time.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a, P> {
     weights: Weights<'a, P>,
@@ -50,12 +50,12 @@ pub struct Layer<'a, P> {
 }
 
 impl<'a, P: Parameters<'a>> Layer<'a, P> {
-    /// A layer of `weights`, whose states are in `pool` `[P, HV, V, K]` (or V-last) and whose windows are in `windows`
-    /// `[P, D, W − 1]`, both written.
+    /// A layer of `weights`. Its states are in `pool`, `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last); its windows are in
+    /// `windows`, `[P, D, W − 1]`. Launches write both.
     ///
     /// # Errors
     /// The errors of a decode with these tensors and options, by name; [`Error::Memory`] for a tensor in another memory than the
-    /// pool.
+    /// pool's.
     pub fn new(
         weights: Weights<'a, P>,
         pool: Tensor<'a>,
@@ -74,7 +74,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
             options,
             dims: [hv, k, v],
         };
-        // A row of one token, at no address.
+        // A row of one token, at address 0.
         let dtype = match windows.dtype() {
             dtype @ (DType::Bf16 | DType::F16) => dtype,
             _ => DType::F32,
@@ -96,8 +96,9 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         Ok(layer)
     }
 
-    /// A step of prompts, or parts of prompts, of any lengths; rows of one token may be among them. Rows of more than 64 tokens need
-    /// [`Rows::workspace`]. The step is always [`Formulation::Chunked`], so that one prewarm serves every prompt.
+    /// A step of prompts, or parts of prompts, of any lengths; rows of one token may be among them. Rows of more than 64 tokens
+    /// need [`Rows::workspace`]; on GPUs other than Hopper, shorter rows may need it too. The step is always
+    /// [`Formulation::Chunked`], so that one prewarm serves every prompt.
     #[must_use]
     pub fn prefill(
         &self,
@@ -121,7 +122,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         self.step(self.states(rows).into(), tokens, rows, o)
     }
 
-    /// A step of up to 16 tokens of each row, of which the engine then accepts some. It writes no state, and ignores
+    /// A step of up to 16 tokens of each row, of which the engine then accepts some. The step writes no state, and ignores
     /// [`Rows::write_slots`].
     #[must_use]
     pub fn verify(
@@ -164,7 +165,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         commit
     }
 
-    /// A flush of the pending tokens of rows, before their states are copied, or read by a step without the ring.
+    /// A flush of the pending tokens of rows, needed before their states are copied, or read by a step without the ring.
     #[must_use]
     pub fn flush(&self, pending: Pending<'a>, rows: &Rows<'a>) -> Flush<'a> {
         let mut flush = Flush::new(self.states(rows), pending).options(self.options);
@@ -172,12 +173,13 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         flush
     }
 
-    /// Compiles every kernel of a serving loop, for any batch size, on all cores; afterwards none of its launches compiles.
+    /// Compiles every kernel of a serving loop, for any batch size, on all cores. Afterwards no launch of the loop compiles.
     ///
-    /// `rows` are a sample of the rows of decodes and drafts, `prompts` of those of prefills. `drafts` has every T of a verify, and a
-    /// sample of `keep`; a resume follows a step of any of these T. The dtypes of the samples, and which tensors they have, select the
-    /// kernels; B and the contents do not. `tokens` returns the projection and the output of these outer dims (`[B, T]`, for packed
-    /// rows `[1, total]`) as the engine lays them out. [`Library::prewarm`] compiles steps with a ring, and flushes.
+    /// `rows` is a sample of the rows of decodes and drafts, `prompts` a sample of the rows of prefills. `drafts` has every T of
+    /// a verify, and a sample of `keep`; a resume may follow a step of any of these T. The dtypes of the samples, and which
+    /// tensors they have, select the kernels; B and the contents do not. `tokens` returns the projection and the output of these
+    /// outer dims (`[B, T]`, for packed rows `[1, total]`) as the engine lays them out. [`Library::prewarm`] compiles steps with
+    /// a ring, and flushes.
     ///
     /// # Errors
     /// The errors of [`Library::prewarm_all`] and of `tokens`.
@@ -239,7 +241,7 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
         step
     }
 
-    /// D.
+    /// D, the number of channels of the convolution.
     fn channels(&self) -> usize {
         let [hv, k, v] = self.dims;
         self.weights
@@ -263,8 +265,8 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
 }
 
 impl<'a> GdnLayer<'a> {
-    /// Views of rows `[B, T, D + HV·V + 2·HV]` (packed: `[1, total, …]`) in the order `[q | k | v | z | b | a]`, as
-    /// [the guide](crate::guide::engines#layouts) has a projection.
+    /// Views of rows `[B, T, D + HV·V + 2·HV]` (packed: `[1, total, …]`) in the order `[q | k | v | z | b | a]`, the projection's
+    /// layout in [the guide](crate::guide::engines#layouts).
     ///
     /// # Errors
     /// [`Error::Shape`] for other dims.
@@ -284,7 +286,7 @@ impl<'a> GdnLayer<'a> {
     }
 }
 
-/// Checks a step, and that its tensors are in the memory of the pool, and writable if the step writes them.
+/// Checks a step. Its tensors have to be in the memory of the pool, and writable if the step writes them.
 fn check<W: Work>(work: &W) -> Result<(), Error> {
     let request = work.request();
     request.check()?;

@@ -16,8 +16,9 @@
 //! before a graph is captured; [`Library::plan`] checks everything but addresses, B and P once. A launch leaves the calling
 //! thread's context unchanged.
 //!
-//! Besides: [`Library::self_test`] once after loading, [`Library::validate`] to debug slots, [`Library::simulator`] for tests
-//! without a GPU, [`raw`] for an engine with its own launcher, and [`driver`] for an engine without a binding of the driver.
+//! Other entry points: [`Library::self_test`] once after loading, [`Library::validate`] to debug slots, [`Library::simulator`]
+//! for tests without a GPU, [`raw`] for an engine with its own launcher, and [`driver`] for an engine without a binding of the
+//! driver.
 //! Every failure is an [`Error`] that names what was wanted and what came.
 //!
 //! [`guide::engines`] shows all of this in an engine, [`guide::notation`] explains the terms.
@@ -26,7 +27,7 @@
 //! |---|---|---|
 //! | `simulator` | on | [`Library::simulator`] |
 //! | `self-test` | on | [`Library::self_test`] |
-//! | `cust` | off | views of cust's buffers and streams; what cust links to goes to the driver's library |
+//! | `cust` | off | views of cust's buffers and streams; the driver functions that cust calls go to the driver's library |
 //!
 //! ```
 //! use gated_delta::{Gdn, GdnGates, Inputs, Library, Options, States, StreamRef, Tensor};

@@ -24,21 +24,21 @@ use crate::tensor::Memory;
 /// Dynamic shared memory in bytes that a launch may have without setting a function attribute.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
 
-/// The kernels on one GPU, or in the simulator. A library is cheap to clone, and one per GPU serves all threads.
+/// The kernels on one GPU, or in the simulator. A library is cheap to clone. One library per GPU serves all threads.
 ///
 /// Compiled kernels stay loaded until the process ends or their context is destroyed. A captured graph may therefore outlive the library.
 ///
-/// If several threads ask for a new kernel, one compiles it and the others wait. A failure is an error of the call that met it, and is not
-/// remembered: after running out of memory, or after the driver refused the PTX, nothing stays loaded, and the next call tries again. After
-/// an error that is fatal to the context (an illegal access, a lost device) every call returns the driver's error, and dropping the library
-/// reports nothing.
+/// If several threads ask for a new kernel, one thread compiles it and the others wait. A failure is an error of the call that
+/// met it, and is not remembered: after running out of memory, or after the driver refused the PTX, nothing stays loaded, and the
+/// next call tries again. After an error that is fatal to the context (an illegal access, a lost device), every call returns the
+/// driver's error, and dropping the library reports nothing.
 ///
-/// If others reset or destroy the context, its kernels are lost. Every launch, also of a plan or a [`Graph`](crate::driver::Graph), asks
-/// the driver for the id of the current context. If the context is gone or was created again, the launch is an error
-/// (`CUDA_ERROR_CONTEXT_IS_DESTROYED`). Drop the library, its plans and graphs then, and create new ones from a new [`Context`]. Two rules
-/// of the driver remain with the caller: do not reset the device while a launch is being enqueued, and do not launch a function of
-/// [`Plan::raw`](crate::Plan::raw) after a reset. Drivers older than CUDA 12 cannot recognise a context that was created again: with these,
-/// drop libraries before resetting the device.
+/// If other code resets or destroys the context, its kernels are lost. Every launch, also of a plan or a
+/// [`Graph`](crate::driver::Graph), asks the driver for the id of the current context. If the context is gone or was created
+/// again, the launch is an error (`CUDA_ERROR_CONTEXT_IS_DESTROYED`). Drop the library, its plans and graphs then, and create new
+/// ones from a new [`Context`]. The caller still has to follow two rules of the driver: do not reset the device while a launch is
+/// being enqueued, and do not launch a function of [`Plan::raw`](crate::Plan::raw) after a reset. Drivers older than CUDA 12
+/// cannot recognise a context that was created again: with these drivers, drop libraries before resetting the device.
 #[derive(Clone)]
 pub struct Library(Arc<Inner>);
 
@@ -55,7 +55,7 @@ struct Inner {
     caches: Vec<ModuleCache<Vec<u32>, RawFunction>>,
     last_decode: Last<TENSORS>,
     last_prefill: Last<TENSORS>,
-    /// The last launch that was neither a decode nor a prefill: several tokens, or previous ones.
+    /// The last launch that was neither a decode nor a prefill: several tokens, or previous tokens.
     last_other: Last<TENSORS>,
     /// Modules to unload when the library is dropped. `None`: modules stay loaded.
     unloaded: Option<Mutex<Vec<Module>>>,
@@ -95,8 +95,8 @@ impl Library {
         Self::with_target(Target::Gpu(context.clone()), false, None, None)
     }
 
-    /// Creates a library that runs on the GPU of `context` the kernels for GPUs of compute capability `capability` (8.0 or newer), within
-    /// their shared memory. It is for tests and benches of results on other GPUs.
+    /// Creates a library that runs, on the GPU of `context`, the kernels for GPUs of compute capability `capability` (8.0 or
+    /// newer), within the shared memory of such GPUs. It is for tests and benches of the results on other GPUs.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a capability below 8.0, and for a capability whose instructions or shared memory the GPU lacks;
@@ -123,8 +123,8 @@ impl Library {
         Ok(Self::with_target(target, false, Some(capability), None))
     }
 
-    /// [`Library::new`] that also runs experimental kernels. Their tests have passed in the simulator, but not yet on a GPU. Other
-    /// libraries refuse these kernels by name. At present they are deferred drafts with a convolution or a norm.
+    /// [`Library::new`] that also runs experimental kernels. The tests of these kernels have passed in the simulator, but not yet
+    /// on a GPU. Other libraries refuse these kernels by name. At present they are deferred drafts with a convolution or a norm.
     #[must_use]
     pub fn experimental(context: &Context) -> Self {
         Self::with_target(Target::Gpu(context.clone()), true, None, None)
@@ -138,16 +138,16 @@ impl Library {
         Self::with_target(Target::Simulator, true, None, None)
     }
 
-    /// [`Library::simulator`] of a GPU of this compute capability (H200: (9, 0)). It selects the kernels of such a GPU and has its shared
-    /// memory. An instruction that the GPU lacks is an error.
+    /// [`Library::simulator`] for a GPU of this compute capability (H200: (9, 0)). The library selects the kernels of this GPU,
+    /// and has its shared memory. An instruction that the GPU lacks is an error.
     #[cfg(feature = "simulator")]
     #[must_use]
     pub fn simulator_of(capability: (u32, u32)) -> Self {
         Self::with_target(Target::Simulator, true, Some(capability), None)
     }
 
-    /// A separate library for the same target, which unloads its kernels when it is dropped. None of its launches may be running or
-    /// captured then.
+    /// A separate library for the same target, which unloads its kernels when it is dropped. At that time none of its launches
+    /// may be running or captured.
     #[cfg(feature = "self-test")]
     pub(crate) fn scratch(&self) -> Self {
         let unloaded = Some(Mutex::default());
@@ -197,8 +197,8 @@ impl Library {
         }
     }
 
-    /// Properties of the GPU that the choice of a variant depends on. Those of an H200 in the simulator, and for values that the driver
-    /// does not report.
+    /// Properties of the GPU that the choice of a variant depends on. In the simulator these are an H200's, with the library's
+    /// compute capability if it has one. If the driver does not report the number of multiprocessors, an H200's number is used.
     pub(crate) fn gpu(&self) -> Gpu {
         *self.0.gpu.get_or_init(|| {
             let Some(device) = self.context().map(Context::device) else {
@@ -267,7 +267,7 @@ impl Library {
         }
     }
 
-    /// Launches `entry`, and compiles it before if necessary. Returns its function, or `None` in the simulator.
+    /// Launches `entry`, and compiles it first if necessary. Returns its function, or `None` in the simulator.
     ///
     /// # Safety
     /// `params` are the parameters of `entry`'s operator. `constants` describe the tensors that the parameters name. These tensors stay
@@ -341,8 +341,8 @@ impl Library {
         })
     }
 
-    /// Number of kernels that this library and its clones have compiled so far; 0 in the simulator. If the number is the same
-    /// after [`Library::prewarm`] and after later launches, no launch has compiled a kernel.
+    /// Number of kernels that this library and its clones have compiled so far; 0 in the simulator. If the number after
+    /// [`Library::prewarm`] is still the same after later launches, no launch has compiled a kernel.
     #[must_use]
     pub fn compiled(&self) -> usize {
         self.0.caches.iter().map(ModuleCache::compiled).sum()

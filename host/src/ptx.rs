@@ -22,8 +22,8 @@ macro_rules! embed {
 
 gated_delta_kernels::for_each_entry!(embed);
 
-/// PTX of `entry`, in which its load-time constants are still symbols. Every call unpacks it, which takes two
-/// milliseconds; compiling takes tens of them.
+/// PTX of `entry`, in which its load-time constants are still symbols. Every call unpacks the text, which takes two milliseconds;
+/// compiling a kernel takes tens of milliseconds.
 ///
 /// # Errors
 /// [`Error::Specialise`] for an entry newer than this library.
@@ -37,7 +37,7 @@ pub(crate) fn text(entry: Entry) -> Result<String, Error> {
 mod tests {
     use super::*;
 
-    /// A seventh of the texts; a registry takes packages of at most 10 MiB.
+    /// The packed texts have a seventh of the size of the PTX. A registry takes packages of at most 10 MiB.
     #[test]
     fn all_entries_are_light() {
         let bytes = |&entry: &Entry| packed_of(entry).unwrap().len();

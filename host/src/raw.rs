@@ -19,10 +19,10 @@
 //! ends, or run concurrently with it, and waits in the kernel. Without the attribute the launch begins after the previous one.
 //! The results are the same, but a long prompt takes longer. All other launches must not have the attribute.
 //!
-//! Launches of the same [`Kernel`] and B differ only in [`Recipe::params`]; those of a prefill also in their shape, which depends
-//! on the lengths. If the grid is empty, as for B = 0, launch nothing. Such a launch needs the same promises as a launch of this
-//! crate: tensors stay valid until the stream has passed it, nobody else uses memory that it writes, and no two live rows write
-//! one slot.
+//! Launches of the same [`Kernel`] and B differ only in [`Recipe::params`]. Launches of a prefill also differ in their shape,
+//! which depends on the lengths. If the grid is empty, as for B = 0, launch nothing. A launch from a recipe needs the same
+//! promises as a launch of this crate: tensors stay valid until the stream has passed it, nobody else uses memory that it writes,
+//! and no two live rows write one slot.
 //!
 //! ```
 //! use gated_delta::{DType, Gdn, GdnGates, Inputs, States, Tensor, Work};
@@ -53,13 +53,14 @@ use crate::step::{Launches, Parameter};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Recipe {
-    /// The kernel; of several launches, the one that has variants.
+    /// The kernel. If there are several launches, the kernel of the launch that has variants.
     pub kernel: Kernel,
     /// Grid, block and dynamic shared memory of that kernel's launch.
     pub shape: LaunchShape,
-    /// The only parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes all of it, or the
-    /// [`LayerParams`] or the [`StepParams`] at its start; the driver knows the size, and copies no more. The launches of a
-    /// prompt in segments differ in [`PrefillParams::first_chunk`] and the fields after it: [`Launch::params`].
+    /// The only parameter, passed by value: a `#[repr(C)]` struct of addresses and pool sizes. A kernel takes the whole struct,
+    /// or only the [`LayerParams`] or the [`StepParams`] at its start; the driver knows the size of the parameter, and copies no
+    /// more. The launches of a prompt in segments differ in [`PrefillParams::first_chunk`] and the fields after it:
+    /// [`Launch::params`].
     pub params: PrefillParams,
     /// The parameter, in place of `params`, of a kernel with deferred write-back ([`Step::pending`](crate::Step::pending)).
     pub deferred: Option<DeferredParams>,
@@ -100,9 +101,10 @@ impl Recipe {
         recipe
     }
 
-    /// Every launch, in order. Most recipes have one. A prefill of rows of more than 64 tokens has an intra-chunk pass and a scan; a
-    /// single long prompt has up to eight pairs of these. If rows are on average at most half as long as the longest one, the rows of
-    /// one token have a launch of their own. A convolution adds one launch before these, a convolution or a norm one after.
+    /// Every launch, in order. Most recipes have one. A prefill of rows of more than 64 tokens (on GPUs other than Hopper: of
+    /// more than one token) has an intra-chunk pass and a scan; a single long prompt has up to eight pairs of these. If rows are
+    /// on average at most half as long as the longest one, the rows of one token have a launch of their own. A convolution adds
+    /// one launch before these, a convolution or a norm one after.
     pub fn launches(&self) -> impl Iterator<Item = Launch> {
         let Self {
             params, deferred, ..

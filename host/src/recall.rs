@@ -1,4 +1,4 @@
-//! The last launch of an operator. A launch with the same layouts needs no checks and no look-up of kernels.
+//! The last launch of an operator. A launch with the same layouts needs no checks, and no search for its kernels.
 
 use crate::driver::RawFunction;
 use crate::step::{SWITCHES, Sequence, Switches};
@@ -8,7 +8,7 @@ use crate::try_lock::TryLock;
 /// The last launch of arguments with up to `N` tensors, at most 64.
 pub(crate) struct Last<const N: usize>(TryLock<Option<Launched<N>>>);
 
-// What is compared lies in the order of the comparison.
+// The fields lie in the order of their comparison.
 #[repr(C)]
 struct Launched<const N: usize> {
     switches: Switches,
@@ -23,9 +23,10 @@ struct Launched<const N: usize> {
 pub(crate) type Present<'r, 'a, const N: usize> = (u64, &'r [Option<&'a Tensor<'a>>; N]);
 
 impl<const N: usize> Launched<N> {
-    /// Says whether the tensors at the same places have the same layouts.
+    /// Whether the tensors at the same places have the same layouts.
     ///
-    /// It is a function of its own, for all kinds of arguments: a reference in an argument is known to be aligned.
+    /// The function is not inlined, and serves all kinds of arguments: the compiler knows that a reference in an argument is
+    /// aligned.
     #[inline(never)]
     fn has_layouts_of(&self, tensors: &[Option<&Tensor<'_>>; N]) -> bool {
         let (mut left, mut next, mut differences) = (self.present, 0, Differences::NONE);
@@ -63,7 +64,7 @@ impl<const N: usize> Last<N> {
     ) -> Option<R> {
         let recalled = self.0.with(|last| {
             let last = last.as_ref()?;
-            // All differences are combined into one word: a branch for each would cost more than to compare them all.
+            // All differences are combined into one word, because a branch for each would cost more than comparing all of them.
             let mut differ = last.present ^ present;
             for at in 0..SWITCHES {
                 differ |= last.switches[at] ^ switches[at];
@@ -125,7 +126,7 @@ mod tests {
         unsafe { Tensor::from_raw(address, dtype, dims) }.unwrap()
     }
 
-    /// Says whether a launch of the second arguments is recalled from a launch of the first ones.
+    /// Whether a launch of the second arguments is recalled from a launch of the first arguments.
     fn recalled(
         launched: (u64, [Option<Tensor<'_>>; 2]),
         asked: (u64, [Option<Tensor<'_>>; 2]),

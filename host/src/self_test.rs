@@ -48,8 +48,8 @@ impl Library {
     /// The launches cover every operator, state dtype and layout with one token and with several, snapshots, token slots, a
     /// resume and a commit, every formulation, convolutions, norms, fresh rows, and deferred write-back. Entries with clusters of
     /// blocks, and prefills, are left out on a GPU that cannot run them. The kernels are compiled for the test, on all cores, and
-    /// unloaded afterwards. This takes seconds on a GPU, and a few MiB of its memory. The launches use streams of their own. The
-    /// caller waits for them, so no stream of this thread may be under capture.
+    /// unloaded afterwards. The test takes seconds on a GPU, and a few MiB of its memory. The launches use streams of their own.
+    /// The caller waits for them, so no stream of this thread may be under capture.
     ///
     /// ```no_run
     /// use gated_delta::Library;
@@ -68,7 +68,7 @@ impl Library {
     }
 }
 
-/// The reference: the results of a launch with these values, given the pool after it.
+/// The reference: computes the results of a launch with these values. The last argument is the pool after the launch.
 type Says = fn(&Case, &Values, &[f64]) -> Result<Truth, String>;
 
 fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error> {
@@ -98,7 +98,7 @@ fn run(library: &Library, cases: &[Case], truth: Says) -> Result<SelfTest, Error
         worst: 0.0,
         worst_entry: None,
     };
-    // The driver's compiler takes most of the time, and runs on the thread that launches.
+    // Compilation takes most of the time, and runs on the thread that launches. The jobs are therefore spread over threads.
     let errors = on_threads(&jobs, |job| job.error(&scratch, truth))?;
     for (job, error) in jobs.iter().zip(errors) {
         match *job {
@@ -141,8 +141,8 @@ impl Job<'_> {
 }
 
 impl SelfTest {
-    /// Adds a launch that passed: `entry` is tested, `entries` are its launches in order, `error` is a fraction of the allowed
-    /// error.
+    /// Adds a launch that passed. `entry` is the tested entry, `entries` are all entries of the launch in order, `error` is a
+    /// fraction of the allowed error.
     fn passed(&mut self, entry: Entry, entries: impl IntoIterator<Item = Entry>, error: f64) {
         self.launches += 1;
         for entry in entries {
@@ -192,7 +192,7 @@ fn launch<'a>(
     })
 }
 
-/// Results of a launch, and the exact ones.
+/// Results of a launch, and the exact results.
 struct Results<'a> {
     case: &'a Case,
     truth: Truth,
@@ -202,7 +202,7 @@ struct Results<'a> {
 }
 
 impl Results<'_> {
-    /// Largest error, as a fraction of the allowed error; a message if an error is larger than allowed.
+    /// Largest error, as a fraction of the allowed error. A message if an error is larger than allowed.
     fn check(&self) -> Result<f64, String> {
         self.windows()?;
         let errors = [self.outputs()?, self.pool()?, self.snapshots()?];
@@ -236,7 +236,7 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// Checks every slot of the pool: written states within their bounds, all others unchanged.
+    /// Checks every slot of the pool: written states are within their bounds, all others are unchanged.
     fn pool(&self) -> Result<f64, String> {
         let mut written = [None; SLOTS];
         for b in 0..ROWS {
@@ -272,7 +272,7 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// Checks every snapshot: those of active rows within their bounds, all others still NaN.
+    /// Checks every snapshot: those of active rows are within their bounds, all others are still NaN.
     fn snapshots(&self) -> Result<f64, String> {
         let Some(snapshots) = &self.outputs.snapshots else {
             return Ok(0.0);
@@ -294,7 +294,7 @@ impl Results<'_> {
         Ok(worst)
     }
 
-    /// Checks every window: written ones are copies of inputs, all others unchanged.
+    /// Checks every window: written windows are copies of inputs, all others are unchanged.
     fn windows(&self) -> Result<(), String> {
         let (outputs, truth) = (&self.outputs, &self.truth);
         copies("window in slot", SLOTS, &outputs.windows, &truth.windows)?;

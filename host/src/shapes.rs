@@ -127,7 +127,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// A tensor with N dims. All methods are inlined, so that a view never goes through memory.
+/// A tensor with N dims. All methods are inlined, so that a view is never stored in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a, const N: usize> {
     tensor: Named<'a>,
@@ -167,7 +167,8 @@ impl<const N: usize> View<'_, N> {
         }
     }
 
-    /// The strides of these dims; 0 for a dim of size one. Checks that together they span less than 2^32 elements, as `wanted` says.
+    /// The strides of these dims; 0 for a dim of size 1. Checks that they span less than 2^32 elements together, as `wanted`
+    /// says.
     pub fn strides_u32<const M: usize>(
         self,
         dims: [usize; M],
@@ -207,8 +208,8 @@ impl<const N: usize> View<'_, N> {
         u32::try_from(self.strides[dim]).map_err(|_| self.tensor.stride_error(wanted))
     }
 
-    /// Checks that elements of a written tensor do not overlap; the `inner` innermost dims are contiguous. `wanted` is the text of the
-    /// error.
+    /// Checks that elements of a written tensor do not overlap. The `inner` innermost dims are contiguous. `wanted` is the text
+    /// of the error.
     #[inline(always)]
     pub fn distinct(self, inner: usize, wanted: &'static str) -> Result<(), Error> {
         if self.dims.contains(&0) {
@@ -225,7 +226,7 @@ impl<const N: usize> View<'_, N> {
         }
     }
 
-    /// Says whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
+    /// Whether the address, the outermost stride and every other outer stride are multiples of 16 bytes.
     ///
     /// The outermost stride counts even for a dim of size one, because the size of this dim is not a constant of the kernel.
     #[inline(always)]
@@ -233,7 +234,7 @@ impl<const N: usize> View<'_, N> {
         self.wide_from(0)
     }
 
-    /// [`View::wide`] of a tensor whose dims before `outermost` have size one.
+    /// [`View::wide`] of a tensor whose dims before `outermost` have size 1.
     #[inline(always)]
     pub fn wide_from(self, outermost: usize) -> bool {
         let size = self.tensor.tensor.dtype().size_of() as u64;
@@ -246,13 +247,13 @@ impl<const N: usize> View<'_, N> {
         (self.tensor.tensor.address() | bits.wrapping_mul(size)).is_multiple_of(16)
     }
 
-    /// Says whether the stride of the tokens (dim 1) is a multiple of 16 bytes.
+    /// Whether the stride of the tokens (dim 1) is a multiple of 16 bytes.
     pub fn token_wide(&self) -> bool {
         let size = self.tensor.tensor.dtype().size_of();
         self.strides[1].wrapping_mul(size).is_multiple_of(16)
     }
 
-    /// Says whether the address and the outermost stride are multiples of `bytes`, a power of two.
+    /// Whether the address and the outermost stride are multiples of `bytes`, a power of two.
     pub fn aligned_to(self, bytes: usize) -> bool {
         let size = self.tensor.tensor.dtype().size_of();
         let stride = self.strides[0].wrapping_mul(size) as u64;
@@ -270,8 +271,8 @@ impl<const N: usize> View<'_, N> {
     }
 }
 
-/// Says whether each of `steps` (a dim and its stride, innermost first) is at least as large as the extent of all dims before it. `extent`
-/// is that of the dims before the first.
+/// Whether each of `steps` (a dim and its stride, innermost first) is at least as large as the extent of all dims before it, in
+/// elements. `extent` is the extent of the dims before the first step.
 #[inline(always)]
 fn nested<'a>(extent: usize, steps: impl Iterator<Item = (&'a usize, &'a usize)>) -> bool {
     let mut extent = extent;

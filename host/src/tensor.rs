@@ -41,7 +41,7 @@ pub enum Memory {
 /// assert_eq!(key.address() - packed.address(), 2 * 64 * 2);
 /// # Ok::<(), gated_delta::Error>(())
 /// ```
-// The fields of a layout are side by side, so that several of its words are compared by one instruction.
+// The fields of a layout are adjacent, because one instruction then compares several of its words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
@@ -53,7 +53,7 @@ pub struct Tensor<'a> {
     borrow: PhantomData<&'a ()>,
 }
 
-/// Element type and memory of a tensor, which fill a word.
+/// Element type, memory and writability of a tensor, packed into one 8-byte word.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, NoUninit)]
 struct Of {
@@ -70,8 +70,8 @@ impl<'a> Tensor<'a> {
     /// [`Error::Range`] if there are more than [`MAX_DIMS`] dims, or elements past the end of the address space.
     ///
     /// # Safety
-    /// During `'a`, every element of this view, and of a view made of it, lies in GPU memory. Others read and write it only in
-    /// stream order with the launches that take the view.
+    /// During `'a`, every element of this view, and of a view made of it, lies in GPU memory. Other code reads and writes these
+    /// elements only in stream order with the launches that take the view.
     pub unsafe fn from_raw(address: u64, dtype: DType, dims: &[usize]) -> Result<Self, Error> {
         Self::new(address, dtype, dims, usize::MAX, Memory::Device, true)
     }
@@ -123,10 +123,10 @@ impl<'a> Tensor<'a> {
         tensor.fits()
     }
 
-    /// A view of the same elements with other strides: one stride per dim, in elements.
+    /// A view of the same memory with other strides: one stride per dim, in elements.
     ///
     /// # Errors
-    /// [`Error::Range`] if the number of strides is not that of the dims, or the view exceeds its storage.
+    /// [`Error::Range`] if the numbers of strides and dims differ, or the view exceeds its storage.
     pub fn with_strides(self, strides: &[usize]) -> Result<Self, Error> {
         if strides.len() != self.dims.len() {
             return Err(range("strides of a tensor", self.dims.len(), strides.len()));
@@ -225,7 +225,7 @@ impl<'a> Tensor<'a> {
         self.of.memory
     }
 
-    /// Whether kernels may write the tensor: false for one from a shared borrow.
+    /// Whether kernels may write the tensor. `false` for a tensor from a shared borrow.
     #[must_use]
     pub const fn is_writable(&self) -> bool {
         self.of.writable
@@ -246,8 +246,8 @@ impl<'a> Tensor<'a> {
             })
     }
 
-    /// The largest power of two, at most 16, that divides the address and all strides but the innermost, in bytes. Strides of
-    /// dims of size 1 do not count.
+    /// Alignment in bytes: the largest power of two, at most 16, that divides the address and all strides except the innermost.
+    /// Strides of dims of size 1 do not count.
     #[must_use]
     pub fn alignment(&self) -> usize {
         let outer = self.dims.len().saturating_sub(1);
@@ -269,7 +269,7 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| range("dim", format!("below {dims}"), dim))
     }
 
-    /// Everything that the checks of a launch depend on, and the address.
+    /// All words that the checks of a launch depend on, and the address.
     #[inline(always)]
     pub(crate) fn layout(&self) -> Layout {
         let mut words = [0; LAYOUT];
@@ -338,10 +338,10 @@ impl Layout {
     }
 }
 
-/// The bits in which layouts differ, of all pairs of words together.
+/// Bits in which layouts differ, combined over all pairs of words by a bitwise or.
 pub(crate) struct Differences {
     words: [u64; 2],
-    /// Those of the last pair, of which the second word is the address.
+    /// Bits of the last pair of words. The second word of this pair is the address.
     last: [u64; 2],
 }
 
@@ -351,7 +351,8 @@ impl Differences {
         last: [0; 2],
     };
 
-    /// Whether no check sees these differences: addresses may differ in a multiple of 16, the largest alignment that a check needs.
+    /// Whether no check can see these differences. Addresses may differ by a multiple of 16, the largest alignment that a check
+    /// needs.
     #[inline(always)]
     pub fn are_none(&self) -> bool {
         let ([first, second], [of, address]) = (self.words, self.last);

@@ -1,13 +1,13 @@
-//! A lock that nobody waits for.
+//! A lock without waiting.
 
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A value that one thread at a time uses. A thread that finds the value in use works without it.
+/// A value that one thread at a time uses. A thread that finds the value in use continues without it.
 ///
-/// A [`Mutex`](std::sync::Mutex) does the same in more instructions, which count in a launch: it may have threads that wait, and it
-/// notes panics.
+/// A [`Mutex`](std::sync::Mutex) does the same in more instructions, which count in a launch, because it may have waiting threads
+/// and records panics.
 #[repr(C)]
 #[derive(Default)]
 pub(crate) struct TryLock<T> {

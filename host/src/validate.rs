@@ -1,5 +1,5 @@
-//! Checks of index tensors on the host, for debugging. They report indices that kernels skip silently, and refuse indices that kernels must
-//! not get.
+//! Checks of index tensors on the host, for debugging. They report indices that kernels skip silently, and refuse indices that
+//! make a launch invalid.
 
 mod hazard;
 mod indices;
@@ -25,13 +25,13 @@ pub struct IndexReport {
     pub active: usize,
     /// Rows whose output is zero and whose states are not touched, each with the index that makes it inactive.
     pub inactive: Vec<InactiveRow>,
-    /// Number of rows without tokens (packed, or of a prefill) and without previous tokens. Such a row ends with the state that it starts
-    /// from. It touches nothing if it reads and writes one slot, or keeps states in token slots.
+    /// Number of rows without tokens (packed, or of a prefill) and without previous tokens. Such a row ends with its start state.
+    /// It touches no memory if it reads and writes one slot, or keeps states in token slots.
     pub empty: usize,
-    /// Number of stores that are skipped: entries of `token_slots`, or of the slots of checkpoints, of active rows that are out of range or
-    /// the null slot.
+    /// Number of skipped stores of active rows: entries of `token_slots`, or of the slots of checkpoints, that are out of range
+    /// or the null slot.
     pub skipped_stores: usize,
-    /// Number of tokens in packed tensors after the last row's. Their output is zero.
+    /// Number of tokens in packed tensors after the last row's. Their outputs are zero.
     pub unused_tokens: usize,
 }
 
@@ -41,7 +41,7 @@ pub struct IndexReport {
 pub struct InactiveRow {
     /// Number of the row.
     pub row: usize,
-    /// Name of the index tensor, or `row` if no tensor gives the slot and it is the row's number.
+    /// Name of the index tensor, or `row` if no tensor gives the slot, which is then the row's number.
     pub tensor: &'static str,
     /// The index that is out of range or the null slot.
     pub index: i64,
@@ -57,9 +57,9 @@ impl fmt::Display for InactiveRow {
 impl Library {
     /// Checks the index tensors of a launch, for debugging. `work` has the arguments of the launch, of any operator.
     ///
-    /// Indices that are out of range are legal padding, and are reported. Indices that would race, or that make no sense, are an error. On
-    /// a GPU this call waits for `stream` and copies the index tensors to the host: it is not for the hot path, and not for a stream under
-    /// capture.
+    /// Indices that are out of range are legal padding, and are reported. Indices that would race, or are invalid, are an error.
+    /// On a GPU this call waits for `stream` and copies the index tensors to the host. Do not use this call on the hot path, or
+    /// on a stream under capture.
     ///
     /// ```
     /// use gated_delta::{Gdn, GdnGates, Inputs, Library, States, StreamRef, Tensor};

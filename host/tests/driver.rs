@@ -1,5 +1,5 @@
-//! The driver layer on a GPU: memory, a kernel, a graph, events. Without a GPU nothing is tested, and `GATED_DELTA_REQUIRE_GPU=1`
-//! makes that a failure.
+//! Tests of the driver layer on a GPU: memory, a kernel, a graph, events. Without a GPU nothing is tested, and
+//! `GATED_DELTA_REQUIRE_GPU=1` makes this a failure.
 
 use std::ptr;
 

@@ -1,5 +1,5 @@
-//! Driver failures under a library, with a stand-in for the driver: each is an error that names the call, no failure is kept, and
-//! no later drop panics. Every test runs in a process of its own.
+//! Driver failures under a library, with a stand-in for the driver. Each failure is an error that names the call. No failure is
+//! remembered, and no later drop panics. Every test runs in a process of its own.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
@@ -28,7 +28,7 @@ const THREADS: usize = 16;
 struct StandIn(libloading::Library);
 
 impl StandIn {
-    /// Makes every later call of `name` (`*`: of any function) fail with `result`; 0 makes them succeed again.
+    /// Makes every later call of `name` (`*`: of any function) fail with `result`. With 0, calls succeed again.
     fn fault(&self, name: &str, result: i32) {
         let name = CString::new(name).unwrap();
         // SAFETY: the function has this type, and the text is terminated.
@@ -108,8 +108,8 @@ impl StandIn {
     }
 }
 
-/// Runs `scenario`, a closure of the calling test, in a process of its own with each of the stand-ins as its driver. The process
-/// must succeed.
+/// Runs `scenario`, a closure of the calling test, in a process of its own for each stand-in. The stand-in is the process's
+/// driver. The process must succeed.
 fn on_stand_in<F: FnOnce(&StandIn, &Context)>(scenario: F) {
     on_slow_stand_in("0", scenario);
 }
@@ -143,7 +143,7 @@ fn on_slow_stand_in<F: FnOnce(&StandIn, &Context)>(compile_ms: &str, scenario: F
     }
 }
 
-/// Arguments of a resume that needs more shared memory than a launch has by default.
+/// Arguments of a resume that needs more shared memory than a launch has by default (48 KiB).
 fn args(heads: usize) -> Result<Kda<'static>, Error> {
     let bf16 = |dims: &[usize]| {
         // SAFETY: the stand-in accesses no address.
@@ -170,7 +170,7 @@ fn launch(library: &Library, heads: usize) -> Result<(), Error> {
 fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
     on_stand_in(|stand_in, context| {
         assert!(args(1).unwrap().recipe().unwrap().shape.shared_bytes > 48 << 10);
-        // If there are libraries, both ways to load have to fail.
+        // If the driver has libraries, both ways of loading have to fail.
         stand_in.fault("cuLibraryLoadData", 2);
         let loaded = || {
             let calls = |name| stand_in.calls(name);
@@ -244,7 +244,7 @@ fn what_is_refused_as_a_library_is_loaded_as_a_module() {
     });
 }
 
-/// A library belongs to no context and is unloaded even if the context is gone; a module is not.
+/// A library belongs to no context, and is unloaded even if the context is gone. A module is not unloaded then.
 #[test]
 fn a_module_is_unloaded_when_dropped() {
     on_stand_in(|stand_in, context| {
@@ -311,7 +311,7 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
                 ..
             }
         ));
-        // Without a log, the error has only the driver's name for it.
+        // Without a log, the error has only the driver's name for the code.
         assert!(matches!(refused(218), Error::Driver(error) if error.code == 218));
         stand_in.fault("cuModuleLoadDataEx", 0);
         stand_in.fault("cuLibraryLoadData", 0);
@@ -319,8 +319,9 @@ fn text_that_the_driver_refuses_is_an_error_of_the_launch_and_of_prewarming() {
     });
 }
 
-/// Another library resets the context. The driver would still follow the handles of its functions, streams and graphs. None of
-/// them reaches the driver, even if the context is current, and even if it was created again, if the driver can tell.
+/// Another library resets the context. The driver would still follow the handles of the context's functions, streams and graphs.
+/// No such handle reaches the driver, even if the context is current. If the driver can tell, this also holds for a context that
+/// was created again.
 #[test]
 fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
     on_stand_in(|stand_in, context| {
@@ -382,7 +383,7 @@ fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
                 all_fail("made again");
                 launch(&Library::new(&again), 1).unwrap();
             } else {
-                // This driver cannot tell: everything of the context is dropped before it is created again.
+                // This driver cannot tell. Everything of the context is dropped before the context is created again.
                 stand_in.reset();
             }
             drop((library, plan, stream, memory, graph, current));
@@ -391,7 +392,7 @@ fn a_context_that_is_reset_is_an_error_and_nothing_of_it_is_followed() {
     });
 }
 
-/// A launch makes one driver call besides the launch itself.
+/// A launch makes one driver call in addition to the launch itself.
 #[test]
 fn a_launch_asks_once_whether_its_context_is_there() {
     on_stand_in(|stand_in, context| {
@@ -481,7 +482,7 @@ fn threads_that_race_for_a_kernel_compile_it_once() {
     });
 }
 
-/// A dropped library keeps its kernels loaded, since a captured graph may use them.
+/// A dropped library keeps its kernels loaded, because a captured graph may use them.
 #[test]
 fn a_dropped_library_leaves_its_kernels_and_their_context() {
     on_stand_in(|stand_in, context| {

@@ -1,5 +1,5 @@
-//! Tells launches apart. On a stand-in for the driver a test launches arguments, then others that differ in one field. A field
-//! that is compiled in leads to one more compilation, all other fields to none.
+//! Tests that different launches are distinguished. On a stand-in for the driver, a test launches arguments, then arguments that
+//! differ in one field. A field that is compiled in leads to one more compilation; any other field leads to none.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
@@ -164,7 +164,7 @@ fn apart(dtype: DType, dims: &[usize], free: usize) -> Tensor<'static> {
     tensor(dtype, dims).with_strides(&strides).unwrap()
 }
 
-/// `Recurrent`, unless a test says otherwise: `Auto` would change with the fields that are changed.
+/// Options that name `Recurrent`, because the choice of `Auto` would change with the fields that a test changes.
 fn recurrent() -> Options {
     Options::default().formulation(Formulation::Recurrent)
 }
@@ -282,7 +282,7 @@ impl Sizes {
         Commit::new(self.stored(), gates, self.rows(), self.update()).options(recurrent())
     }
 
-    /// D.
+    /// D, the number of channels.
     fn channels(&self) -> usize {
         (2 * self.heads + self.value_heads) * self.dim
     }
@@ -431,7 +431,7 @@ enum Role {
     Indices,
     /// Dtype and the strides of this number of outer dims: a tensor that is read element by element.
     Elements(usize),
-    /// The same for tensors that share a dtype.
+    /// Like [`Self::Elements`], for tensors that share a dtype.
     Projection(usize),
     /// Dtype, the stride between channels, and alignment: a weight with several taps.
     Taps,
@@ -627,8 +627,8 @@ fn at(tensor: Tensor<'static>, past: usize, dtype: DType) -> Tensor<'static> {
     moved.unwrap().with_strides(tensor.strides()).unwrap()
 }
 
-/// Changes the address, alignment, dtype and strides of every tensor. `dtypes_of_states`: whether the kernels take f32 and bf16
-/// states.
+/// Changes the address, alignment, dtype and strides of every tensor. `dtypes_of_states` says whether the kernels take f32 and
+/// bf16 states.
 fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_of_states: bool) {
     let all = with(work, |_| {}).tensors().len();
     for index in 0..all {
@@ -684,7 +684,7 @@ fn flip_tensors<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, dtypes_o
             _ => &[],
         };
         for &dtype in dtypes {
-            // Previous tokens share the dtypes of the new ones, all states that of the pool, and all windows that of x.
+            // Previous tokens have the dtypes of the new tokens, all states the pool's dtype, and all windows the dtype of x.
             let in_common = |other: Role| match role {
                 Role::States => other == Role::States,
                 Role::Projection(_) => matches!(other, Role::Projection(_)),
@@ -741,8 +741,7 @@ fn flip_options<W: HasTensors>(stand_in: &StandIn, what: &str, work: W, has_q: b
         |o| o.null_slot = Some(1),
         true,
     );
-    // Steps that are no prefill ignore it, and are checked again all the same.
-    // A step that is no prefill has no splits.
+    // A step that is no prefill has no splits: the option compiles nothing, but the arguments are checked again.
     flip("splits", |_| {}, |o| o.split = Some(64), false);
 }
 
@@ -785,7 +784,7 @@ fn every_field_of_every_tensor_and_option_is_told_apart() {
     flip_formulation(stand_in, "KDA commit", WIDE.kda_commit());
 }
 
-/// Without clusters `Auto` computes a layer's drafts, but `Parallel` by name is refused, also after a launch of `Auto`.
+/// Without clusters, `Auto` computes a layer's drafts, but `Parallel` by name is refused, also after a launch with `Auto`.
 #[test]
 fn a_choice_without_clusters_is_no_launch_by_name() {
     if elsewhere("a_choice_without_clusters_is_no_launch_by_name").is_some() {
@@ -801,7 +800,7 @@ fn a_choice_without_clusters_is_no_launch_by_name() {
     StandIn::new().refused("tokens at once without clusters", &auto, &named);
 }
 
-/// The formulation that `Auto` chooses, given by name, is the same launch; no other one is.
+/// A launch that names the formulation chosen by `Auto` is the same launch. A launch that names any other formulation is not.
 #[test]
 fn a_choice_is_the_launch_by_name() {
     if elsewhere_with("a_choice_is_the_launch_by_name", &[HAS_CLUSTERS]).is_some() {
@@ -834,7 +833,7 @@ fn a_choice_is_the_launch_by_name() {
     flip(stand_in, "layer", SIZES.gdn_layer(), Formulation::Parallel);
     flip(stand_in, "KDA", WIDE.kda_resume(), Formulation::Parallel);
 
-    // A prefill; its plan launches prefills of fewer tokens too.
+    // A prefill. Its plan also launches prefills of fewer tokens.
     let chosen = |tokens| Sizes { tokens, ..SIZES }.gdn().options(Options::default());
     let named = Options::default().formulation(Formulation::Chunked);
     stand_in.flip("prefill", &chosen(17), &chosen(17).options(named), 0);
@@ -1025,7 +1024,7 @@ fn everything_around_several_tokens_is_told_apart() {
     stand_in.refused("parallel", &snapshots, &snapshots.options(parallel));
 }
 
-/// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of the three a step has.
+/// Every tensor and option of a convolution, a norm and fresh rows, every size, and which of these three a step has.
 #[test]
 fn everything_around_a_recurrence_is_told_apart() {
     let name = "everything_around_a_recurrence_is_told_apart";
@@ -1066,7 +1065,7 @@ fn everything_around_a_recurrence_is_told_apart() {
         }
     };
     flip("bias", true, &conv(|conv| conv.bias = None));
-    // A kernel only gets the address of these windows, as of the written pool.
+    // A kernel gets only the address of these windows, as of the written pool.
     flip(
         "write_windows",
         false,
@@ -1241,7 +1240,7 @@ fn every_choice_is_told_apart() {
         let [updated, read] = [plain.slots(sizes.rows()).into(), read_only.into()]
             .map(|states: States<'static>| with(one, |work| work.states = states));
         stand_in.flip("update", &read, &updated, 1);
-        // A kernel only gets the address of the written pool.
+        // A kernel gets only the address of the written pool.
         let in_place = with(one, |work| {
             work.states = with(full, |states| states.write_pool = None).into();
         });
@@ -1278,7 +1277,7 @@ fn every_choice_is_told_apart() {
     stand_in.flip("packed", &packed, &dense, 1);
     stand_in.flip("previous", &SIZES.gdn(), &SIZES.gdn_resume(), 1);
 
-    // Both have the same tensors, if the kinds have them.
+    // Both launches have the same tensors, if the kinds have them.
     let of = |kind| SIZES.step(SIZES.kda(2, kind), SIZES.update());
     let (softplus, bounded) = (of(SIZES.softplus()), of(SIZES.lower_bound()));
     let of_bound = |lower_bound, a_log, dt_bias| {
@@ -1344,7 +1343,7 @@ fn every_choice_is_told_apart() {
 fn a_prewarmed_layer_compiles_nothing() {
     let name = "a_prewarmed_layer_compiles_nothing";
     if elsewhere_with(name, &[HAS_CLUSTERS]).is_some() {
-        // The same on a GPU without clusters, which has other kernels.
+        // The same test on a GPU without clusters, which has other kernels.
         elsewhere(name);
         return;
     }

@@ -1,4 +1,5 @@
-//! Calls with a stand-in for the driver's library: arguments arrive unchanged, and refusals become errors that say what to do.
+//! Calls with a stand-in for the driver's library: arguments arrive unchanged, and refusals become errors that say how to
+//! continue.
 #![cfg(all(feature = "cust", target_os = "linux"))]
 
 mod fixtures;
@@ -7,7 +8,7 @@ mod stand_in;
 
 use std::process::Command;
 
-/// Output of the client if loading PTX returns `load_result`: the same with either driver.
+/// Output of the client if loading PTX returns `load_result`. The output is the same with both stand-ins.
 fn client(load_result: i32) -> String {
     let [old, new] = stand_in::DRIVERS.map(|driver| client_on(driver, load_result));
     assert_eq!(old, new);

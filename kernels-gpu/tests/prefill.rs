@@ -274,7 +274,7 @@ impl Case {
     fn decay(&self, random: &mut Random) -> f64 {
         match self.per_channel() {
             false => -0.2 * random.next(),
-            // Some channels forget at once, others little.
+            // Some channels forget immediately, others little.
             true => -0.2 * random.next().powi(6),
         }
     }

@@ -6,14 +6,14 @@
 //!   The bound of a state S is [`Tolerance::state`] · ‖S‖. The bound of an output is [`Tolerance::output`] · ‖q̂‖ ‖S‖, S being the
 //!   state that the output is read from: o = S q̂ may be much smaller than that product, and its error is not. Chunkwise the bound
 //!   follows the terms of o ([`Tolerance::CHUNKED`]). If tokens of a chunk cancel, [`of_keys`] says how much more is allowed.
-//!   Besides, log decays are rounded: [`of_decays`] bounds the effect on a state, [`of_norm`] the effect on a norm's results, and
+//!   Log decays are rounded too: [`of_decays`] bounds the effect on a state, [`of_norm`] the effect on a norm's results, and
 //!   [`of_underflow`] is a difference that never counts.
 //! - [`relative_error`] is the relative error of a whole tensor, rounding included. Its limit is [`DType::tolerance`].
 //!
 //! No bound depends on the number of tokens: a decay multiplies the errors of a state too. Only the sum of the log decays grows
 //! from token to token, and [`of_decays`] follows that sum.
 //!
-//! NaN passes neither measure, on whichever side it is. An infinity passes [`within`] if the exact value is the same infinity, or if
+//! NaN on either side passes neither measure. An infinity passes [`within`] if the exact value is the same infinity, or if
 //! rounding turns the exact value into it.
 
 use std::fmt;

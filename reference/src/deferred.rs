@@ -16,9 +16,9 @@ pub struct Deferred<'a> {
     pub most: usize,
     /// Entries of a ring, R: at least N + T.
     pub entries: usize,
-    /// Pending tokens of each row's slot, `[B]`, 0 to N. Out of range, the row is inactive.
+    /// Pending tokens of each row's slot, `[B]`, 0 to N. A value out of range makes the row inactive.
     pub len: &'a [i64],
-    /// Ring entry of each row's first pending token, `[B]`, below R. Out of range, the row is inactive.
+    /// Ring entry of each row's first pending token, `[B]`, below R. A value out of range makes the row inactive.
     pub base: &'a [i64],
 }
 

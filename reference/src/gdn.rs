@@ -39,7 +39,7 @@ pub struct GdnDecode<'a> {
     pub read_slots: Option<&'a [i64]>,
     /// `[B]`: slot of the write pool for the new state; by default the read slot. No two live rows share one.
     pub write_slots: Option<&'a [i64]>,
-    /// A slot that makes a row inactive, as slots outside of the pools do.
+    /// A slot that makes a row inactive, like slots outside of the pools.
     pub null_slot: Option<i64>,
     /// Whether new states are written.
     pub update_state: bool,
@@ -61,7 +61,7 @@ pub enum Gates<'a> {
         /// 1, or 2 for betas up to 2.
         beta_scale: f64,
     },
-    /// Log decay and beta as they are.
+    /// Log decay and beta, precomputed.
     Given {
         /// `[B, T, HV]`: log decay.
         g: &'a [f64],

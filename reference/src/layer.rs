@@ -1,7 +1,7 @@
 //! The layer step: all operations between the projections of a layer, for a batch whose states and windows are in the slots of pools. It
 //! is the recurrence with an optional convolution before it and an optional norm after it.
 //!
-//! Nothing is rounded between them. The windows hold the inputs of the convolution as they come.
+//! Nothing is rounded between them. The windows hold the unmodified inputs of the convolution.
 
 use std::ops::Range;
 
@@ -19,11 +19,12 @@ pub struct Layer<'a> {
     pub projection: Option<Projection<'a>>,
     /// Norm of the outputs o.
     pub norm: Option<GatedNorm<'a>>,
-    /// `[B]`: a row with a value other than 0 starts from a state and a window of zeros, whatever its read slot and its `accepted` are. A
-    /// dead write slot, by default the read slot, makes the row inactive as any row; with token slots, the slot of its window does.
+    /// `[B]`: a row with a value other than 0 starts from a state and a window of zeros, regardless of its read slot and its
+    /// `accepted`. A dead write slot, by default the read slot, makes it inactive like any other row; with token slots, a dead
+    /// slot of its window does.
     pub fresh: Option<&'a [i64]>,
-    /// States and windows kept within rows, besides those after the last tokens. They need states that are written, and exclude token slots
-    /// and previous tokens.
+    /// States and windows kept within rows, in addition to those after the last tokens. They need states that are written, and
+    /// exclude token slots and previous tokens.
     pub checkpoints: Option<Checkpoints<'a>>,
 }
 
@@ -77,10 +78,10 @@ pub struct LayerOutput {
 /// the old window and the kept tokens, after which the new tokens are convolved. A window is written if the state after the same
 /// tokens is.
 ///
-/// With token slots the window is in the slot of the row's first token; if that slot is dead in either pool, the row is inactive. For a
-/// row of n tokens the slot then has the window without its oldest input, followed by the n inputs; columns after these stay as they
-/// are, and a row without tokens changes nothing. The window after each token is thus there for the next step, whose `accepted` selects
-/// it.
+/// With token slots the window is in the slot of the row's first token; if that slot is dead in either pool, the row is inactive.
+/// After a row of n tokens the slot has the window without its oldest input, followed by the n inputs; later columns are
+/// unchanged, and a row without tokens changes nothing. The slot thus has the window after each token; `accepted` of the next
+/// step selects one.
 ///
 /// # Errors
 /// The errors of [`recurrent`](crate::recurrent::recurrent), a length that contradicts the shape, and parts that contradict each other,

@@ -1,6 +1,6 @@
 //! Sums of many terms.
 
-/// Number of partial sums that run next to each other: a single sum would make each addition wait for the one before.
+/// Number of independent partial sums: in a single sum each addition would wait for the previous one.
 const PARTS: usize = 8;
 
 /// Sum of `term` over pairs of elements of `x` and `y`, up to the shorter length.

@@ -33,9 +33,9 @@ fn cases(family: Family) -> (u32, usize) {
     (cases / share, states)
 }
 
-/// Compares all entries of `families` on random problems that `adjust` has changed. An entry that takes none of a family's problems
-/// gets one more, which [`Spec::fit_to`] makes one of its own. A GPU takes its share of the problems of neighbouring families in turn.
-/// That each entry runs there is `gpu::sanitizer`'s.
+/// Compares all entries of `families` on random problems that `adjust` has changed. An entry that takes none of a family's
+/// problems gets an additional one, which [`Spec::fit_to`] fits to the entry. A GPU takes its share of the problems of
+/// neighbouring families in turn. `gpu::sanitizer` ensures that each entry runs there.
 ///
 /// # Panics
 /// If an entry takes none of a family's problems.

@@ -1,6 +1,6 @@
-//! An engine on random schedules: it admits sequences behind kept prefixes, prefills them in pieces with checkpoints, decodes and
-//! verifies drafts, rejects some, commits, and reuses each slot at once. Each output and each last state is near that of the sequence
-//! alone, token by token. The guide's page on prefixes shows [`Slots`].
+//! An engine on random schedules: it admits sequences that continue kept prefixes, prefills them in pieces with checkpoints,
+//! decodes and verifies drafts, rejects some, commits, and reuses each slot immediately. Each output and each last state is near
+//! that of the sequence alone, token by token. The guide's page on prefixes shows [`Slots`].
 
 use std::collections::BTreeMap;
 
@@ -230,7 +230,7 @@ struct Engine<'a, S> {
     /// Prompts that sequences begin with.
     common: [Vec<u32>; 2],
     rng: SmallRng,
-    /// Numbers of finished sequences, and of those that began behind a prefix.
+    /// Numbers of finished sequences, and of those that continued a kept prefix.
     finished: [usize; 2],
 }
 
@@ -378,8 +378,8 @@ impl<'a, S: DeviceElement + Copy + Into<f64>> Engine<'a, S> {
         });
     }
 
-    /// Pieces of prompts, and single tokens of sequences beside them. A slot for a checkpoint is taken before a prefix is looked up:
-    /// a taken slot may have been that of a prefix.
+    /// Prefills pieces of prompts, together with single tokens of other sequences. A slot for a checkpoint is taken before a
+    /// prefix is looked up, because the taken slot may have held a prefix.
     fn prefill(&mut self) {
         let is_in_prompt = |it: &Sequence| it.done < it.prompt;
         let is_beside = |it: &Sequence| {
@@ -431,7 +431,8 @@ impl<'a, S: DeviceElement + Copy + Into<f64>> Engine<'a, S> {
         }
     }
 
-    /// A decode, a verify or a resume of all sequences behind their prompts, with the right token first and any drafts after it.
+    /// A decode, a verify or a resume of all sequences past their prompts, with the right token first and arbitrary drafts after
+    /// it.
     fn step(&mut self) {
         let tokens = *[1, 1, 2, 3, DRAFTS].choose(&mut self.rng).unwrap();
         let chosen: Vec<usize> = (0..self.running.len())
@@ -522,7 +523,7 @@ impl<'a, S: DeviceElement + Copy + Into<f64>> Engine<'a, S> {
         for i in 0..self.running.len() {
             let keeps = self.one_in(2);
             let it = &self.running[i];
-            // Behind token slots a state and its window are in one slot after a single accepted token.
+            // With token slots a state and its window are in one slot only after a single accepted token.
             let is_whole = it.slots.len() == 1 || it.accepted == 1;
             if !it.written && it.last.is_empty() || !is_whole || it.done == 0 {
                 continue;
@@ -669,7 +670,7 @@ fn serves<S: DeviceElement + Copy + Into<f64>>(nan: S, cases: [(StateLayout, Way
         println!("{layout}, {way:?}, seed {seed}");
         let mut engine = Engine::new(&model, layout, way, nan, seed);
         engine.serve(STEPS * depth() as usize);
-        // A schedule may have no prompt behind a cached prefix.
+        // A schedule may have no prompt that continues a kept prefix.
         for _ in 0..9 {
             if engine.finished[1] == 0 {
                 engine.serve(STEPS);

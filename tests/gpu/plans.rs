@@ -178,8 +178,8 @@ fn every_kernel_has_room() {
     });
 }
 
-/// Whole layers that spill, and the most bytes of a thread without and with previous tokens: one block less on a multiprocessor, which would
-/// have the registers, is slower (docs/lab-notes.md, "Spills that are kept").
+/// Whole layers that spill, and the most bytes of a thread without and with previous tokens. With one block less on a
+/// multiprocessor they would not spill, but be slower (docs/lab-notes.md, "Spills that are kept").
 const KEPT_SPILLS: [(Entry, [u32; 2]); 8] = [
     (Entry::gdn_layer_parallel_f32_k128_tile128, [48, 88]),
     (Entry::gdn_layer_parallel_f32_k128_tile128_alone, [28, 24]),
@@ -236,8 +236,8 @@ fn kept_spills(entry: Entry, constants: &[(&str, u32)]) -> u32 {
     kept.map_or(0, |(_, bytes)| bytes[usize::from(resumes)])
 }
 
-/// ptxas keeps the kernels in registers that Hopper's GPUs of few and of many multiprocessors select, in every form: where
-/// `GATED_DELTA_CUDA_BIN` says where it is.
+/// ptxas keeps the kernels that Hopper GPUs with few and with many multiprocessors select in registers, in every form. Runs only
+/// if `GATED_DELTA_CUDA_BIN` names the folder of ptxas.
 #[test]
 fn no_kernel_spills_by_ptxas() {
     let Some(folder) = env::var_os("GATED_DELTA_CUDA_BIN") else {
@@ -286,8 +286,8 @@ fn no_kernel_spills_by_ptxas() {
     println!("{} kernels", kernels.len());
 }
 
-/// The driver's compiler keeps every variant for this GPU in registers, without spills but those of [`KEPT_SPILLS`]. The GPU takes a
-/// share of the forms: other ones of neighbouring families and entries, and one of each at least.
+/// The driver's compiler keeps every variant for this GPU in registers, without spills except those of [`KEPT_SPILLS`]. The GPU
+/// takes a share of the forms, at least one of each family or entry; neighbouring ones have different forms.
 #[test]
 fn no_kernel_spills() {
     let Some(backend) = cuda() else { return };

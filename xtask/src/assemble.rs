@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(machines, [ampere, hopper, blackwell, blackwell, hopper]);
     }
 
-    /// A quarter of the work, and over some texts all profiles; over the entries all architectures.
+    /// A part is a quarter of the work. Several texts together have all profiles, all entries together all architectures.
     #[test]
     fn a_part_is_of_every_entry_and_over_texts_of_every_profile() {
         let mut architectures = BTreeSet::new();

@@ -38,7 +38,7 @@ const PROFILE: [&str; 6] = [
     "profile.ptx.incremental=false",
 ];
 
-/// Cargo's variable for flags of the compiler, and what separates them.
+/// Cargo's variable for flags of the compiler, and their separator.
 const FLAGS: &str = "CARGO_ENCODED_RUSTFLAGS";
 const SEPARATOR: &str = "\x1f";
 
@@ -53,7 +53,7 @@ const PART: usize = 3;
 /// Compiles the entries of `scope`, and parses the modules.
 ///
 /// Each family is a crate of its own ([`copy_with`]). LLVM's choices in one function depend on the others in its module, so a change of
-/// one family would change the machine code of others. Families are compiled side by side, one on each core.
+/// one family would change the machine code of others. Families are compiled concurrently, one on each core.
 pub fn kernels(compiler: &Compiler, scope: Scope<'_>) -> Result<Vec<Module>> {
     // A directory for each compiler and set of flags: cargo does not track the assembly as an output of its own.
     let recipe = flags().fold(compiler.identity.clone(), |recipe, flag| {

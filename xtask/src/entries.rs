@@ -4,7 +4,7 @@ pub use gated_delta_kernels::entries::Entry;
 
 use anyhow::{Context, Result};
 
-/// What follows an entry's name in the name of its file.
+/// Extension of an entry's file; the rest of the file's name is the entry's name.
 pub const EXTENSION: &str = ".packed";
 
 /// File name of an entry under `host/ptx`.

@@ -96,8 +96,9 @@ pub fn write(only: Option<&str>) -> Result<()> {
     fs::write(&path, manifest.to_text()).with_context(|| path.display().to_string())
 }
 
-/// Fails if the committed files are not of the sources, by the manifest. Compiles a part of the families and assembles each entry with a
-/// part of its profiles, and compares the texts with the files and the registers with the manifest's: [`write()`] has made all of both.
+/// Fails if, by the manifest, the committed files do not belong to the sources. Compiles a part of the families, assembles each
+/// entry with a part of its profiles, and compares the texts with the files and the registers with the manifest, as [`write()`]
+/// wrote them.
 pub fn check() -> Result<()> {
     let committed = committed()?;
     let problems = stale_files(&committed, &hash::of_sources()?);
@@ -222,7 +223,7 @@ fn stale_files(committed: &BTreeMap<String, String>, sources: &str) -> Vec<Strin
     problems
 }
 
-/// The texts of the files in `host/ptx` by name; of a file that is damaged or none of these, an empty one.
+/// The texts of the files in `host/ptx` by name; the text is empty for a damaged file and for any other kind of file.
 pub fn committed() -> Result<BTreeMap<String, String>> {
     let directory = directory();
     let mut files = BTreeMap::new();

@@ -52,7 +52,7 @@ pub fn stdout(command: &mut Command) -> Result<String> {
     String::from_utf8(bytes).with_context(|| format!("output of {}", describe(command)))
 }
 
-/// As [`stdout`], of a command whose output is no text.
+/// As [`stdout`], for a command whose output is not text.
 pub fn bytes(command: &mut Command) -> Result<Vec<u8>> {
     let output = capture(command)?;
     if !output.status.success() {

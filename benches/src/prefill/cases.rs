@@ -246,8 +246,8 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Cases beside the table's, which are measured if their heads, bare ones or their gate are asked for: other heads, q and k normalised
-/// before the launch, KDA's bounded gate, V-last states, and every case that a peer was measured in.
+/// Cases that are not in the table, measured if the options ask for their heads, for bare cases or for their gate: other heads, q
+/// and k normalised before the launch, KDA's bounded gate, V-last states, and every case that a peer was measured in.
 #[must_use]
 pub fn others() -> Vec<Case> {
     let gdn = Case::new("", Vec::new());

@@ -29,7 +29,7 @@ struct Peer {
     case: String,
     /// Dtype of the states.
     state: String,
-    /// What the time includes and a row of the case does not.
+    /// Work that the time includes and a row of the case does not.
     more: String,
     /// Values of the gates, if the time depends on them.
     values: String,
@@ -73,7 +73,8 @@ impl Peers {
         cards.find(|card| record::folder(card) == folder)
     }
 
-    /// Time of the fastest peer of a case whatever its gates hold, and the peer's name. If one is faster with fast gates, the name says so.
+    /// Time of the fastest peer of a case for any gate values, and the peer's name. If a peer is faster with fast gates, the name
+    /// says so.
     #[must_use]
     pub fn best(&self, card: &str, case: &str, state: &str) -> Option<(f64, String)> {
         let fastest = |if_fast: bool| {

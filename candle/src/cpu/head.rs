@@ -24,10 +24,10 @@ pub struct Head<'w, 'a> {
 /// A token in the form that the recurrence takes.
 struct Token {
     q: Vec<f32>,
-    /// k as in the input, or as the convolution made it; not normalised.
+    /// k as given, or as the convolution made it; not normalised.
     raw_k: Vec<f32>,
     k: Vec<f32>,
-    /// Length that k was divided by.
+    /// Length that k was divided by. An update in the ring is divided by it too.
     length: f32,
     v: Vec<f32>,
     /// One log decay, or K of them.
@@ -140,7 +140,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// Adds the pending tokens to the state.
+    /// Adds the pending tokens to the state (flush).
     fn catch_up(&mut self, waiting: super::Waiting) {
         let (Some(ring), Some(slot)) = (&self.work.ring, self.row.start) else {
             return;
@@ -166,7 +166,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// Writes a token's key, update and decay to the ring. The state does not have the token yet.
+    /// Writes a token's key, update and log decay to the ring. The state does not include the token yet.
     fn leave(&self, token: &Token, entry: usize) {
         let (Some(ring), Some(slot)) = (&self.work.ring, self.row.start) else {
             return;
@@ -292,7 +292,7 @@ impl<'w, 'a> Head<'w, 'a> {
         }
     }
 
-    /// Log decays of a token: one, with KDA one for each key channel.
+    /// Log decays of a token: one number, with KDA one per key channel.
     fn log_decay(&self, gate: &View<'_>, [b, at]: [usize; 2]) -> Vec<f32> {
         let (form, of) = (&self.work.form, self.work.heads);
         let mut g = vec![0.0; if form.per_channel { of.k } else { 1 }];
@@ -321,7 +321,7 @@ impl<'w, 'a> Head<'w, 'a> {
         g
     }
 
-    /// Row of a gate parameter that this value head uses. The parameter has H or HV rows.
+    /// Row of a gate parameter for this value head. The parameter has H or HV rows.
     fn parameter_row(&self, of: &View<'_>) -> usize {
         match of.dim(0) == self.work.heads.hv {
             true => self.hv,

@@ -1,7 +1,7 @@
 //! Launches on the CPU: the recurrence token by token in f32, with value heads spread over all threads.
 //!
-//! gated-delta's documentation defines the meaning of a launch, and gated-delta has checked its arguments before. This code is not the
-//! kernels' source, and its bits are not a GPU's.
+//! The documentation of gated-delta defines the meaning of a launch, and gated-delta has checked the arguments before. This code
+//! is not the kernels' source, and its bits differ from a GPU's.
 
 mod head;
 mod rows;
@@ -35,7 +35,7 @@ pub struct Work<'a> {
     states: States<'a>,
     snapshots: Option<View<'a>>,
     cu_seqlens: Option<View<'a>>,
-    /// Most tokens of a row, T.
+    /// T, the largest number of tokens of a row.
     tokens: usize,
     batch: usize,
     norm: Option<GatedNorm<'a>>,
@@ -45,7 +45,7 @@ pub struct Work<'a> {
     ring: Option<Ring<'a>>,
     options: Options,
     heads: Heads,
-    /// Pool to read states from, and pool to write them to.
+    /// Pool that states are read from, and pool that they are written to.
     pools: [View<'a>; 2],
 }
 
@@ -72,12 +72,12 @@ struct Tokens<'a> {
 )]
 #[derive(Clone)]
 enum Source<'a> {
-    /// q, k and v; for previous tokens, k stands in for q.
+    /// q, k and v. For previous tokens, k takes the place of q.
     Qkv([View<'a>; 3]),
     X(View<'a>),
 }
 
-/// A convolution without its input x.
+/// A convolution without its projection x.
 #[derive(Clone)]
 struct Conv<'a> {
     weight: View<'a>,
@@ -124,7 +124,7 @@ struct Ring<'a> {
     inputs: Option<View<'a>>,
     most: usize,
     entries: usize,
-    /// Windows to move, in a flush.
+    /// Windows to update, in a flush.
     windows: Option<View<'a>>,
 }
 
@@ -356,7 +356,7 @@ fn pools_of<'a>(states: &States<'a>) -> Result<[Tensor<'a>; 2]> {
     }
 }
 
-/// Error for a kind that gated-delta has added since, and that this crate never makes.
+/// Error for a kind that a newer gated-delta has added, and that this crate never makes.
 fn unknown<T>(what: &str) -> Result<T> {
     bail!("{what}: of a kind that the CPU has no code for")
 }
@@ -490,7 +490,7 @@ fn kda_gates<'a>(gates: &KdaGates<'a>) -> Result<Form<'a>> {
     })
 }
 
-/// `1 / (1 + exp(-x))`. As all gates and activations here, finite for every finite input.
+/// `1 / (1 + exp(-x))`. Like all gates and activations here, it is finite for every finite input.
 fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }

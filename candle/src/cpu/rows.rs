@@ -1,4 +1,4 @@
-//! Decides which rows are active, and what they read and write.
+//! Decides which rows are active, and which slots they read and write.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl Row {
 }
 
 impl<'a> Work<'a> {
-    /// All rows, `None` for inactive ones. Sets the outputs of inactive rows, and of tokens of no row, to zero.
+    /// All rows, `None` for inactive rows. Sets the outputs of inactive rows, and of tokens of no row, to zero.
     pub(super) fn all_rows(&self) -> Vec<Option<Row>> {
         let total = self.o.map_or(0, |o| o.dim(1));
         let is_packed = self.cu_seqlens.is_some();
@@ -80,7 +80,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// The tokens of row b; `None` if its bounds are invalid, so that it touches nothing.
+    /// The tokens of row b. `None` if its bounds are invalid; the row then touches nothing.
     fn tokens_of(&self, b: usize, total: usize) -> Option<Range<usize>> {
         let Some(bounds) = self.cu_seqlens else {
             return Some(0..self.tokens);
@@ -91,7 +91,7 @@ impl<'a> Work<'a> {
         (count <= self.tokens && end <= total).then_some(start..end)
     }
 
-    /// Packed tokens before the first bound and after the last one. A bound outside of the tokens is ignored.
+    /// Packed tokens before the first bound and after the last bound. A bound that is out of range is ignored.
     fn tokens_of_no_row(&self, total: usize) -> [Range<usize>; 2] {
         let bound = |index: usize| {
             let bound = usize::try_from(self.cu_seqlens?.index(&[index])).ok()?;
@@ -111,7 +111,7 @@ impl<'a> Work<'a> {
         usize::try_from(slot).ok().filter(|&slot| slot < slots)
     }
 
-    /// Checks that rows, which run concurrently, write nothing that another row uses.
+    /// Checks that rows, which run concurrently, write no slot that another row uses.
     pub(super) fn check_distinct(&self, rows: &[Row]) -> Result<()> {
         let mut writers = HashMap::new();
         for row in rows {
@@ -244,7 +244,7 @@ impl Row {
         of_tokens.chain(checkpoints).chain(ends.flatten())
     }
 
-    /// Sets the start slot. With deferred write-back it is the row's own slot, fresh or not.
+    /// Sets the start slot. With deferred write-back this is the row's own slot, fresh or not.
     fn with_start(mut self, slot: usize) -> Self {
         self.start = Some(slot);
         self

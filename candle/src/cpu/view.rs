@@ -54,13 +54,13 @@ impl<'a> View<'a> {
         self.rank
     }
 
-    /// Offset in elements of the element at `index`; dims beyond its length are at 0.
+    /// Offset of the element at `index`, in elements. Dims after the end of `index` are at 0.
     fn offset(&self, index: &[usize]) -> usize {
         debug_assert!(index.iter().zip(&self.dims).all(|(i, dim)| i < dim));
         index.iter().zip(&self.strides).map(|(i, s)| i * s).sum()
     }
 
-    /// The element at this offset, in elements from the first.
+    /// The element at this offset, which is in elements from the first.
     fn get(&self, offset: usize) -> f32 {
         // SAFETY: the offset is that of an element of the tensor, whose memory is locked for 'a.
         unsafe {
@@ -75,7 +75,7 @@ impl<'a> View<'a> {
 
     /// The index at this offset of an index tensor.
     fn index_at(&self, offset: usize) -> i64 {
-        // SAFETY: as `get`'s.
+        // SAFETY: as in `get`.
         unsafe {
             match self.dtype {
                 DType::I32 => self.first.cast::<i32>().add(offset).read().into(),
@@ -116,7 +116,7 @@ impl<'a> View<'a> {
         self.get(self.offset(index))
     }
 
-    /// Reads `out.len()` elements along dim `dim`, from `index` on.
+    /// Reads `out.len()` elements along dim `dim`, starting at `index`.
     pub fn read(&self, index: &[usize], dim: usize, out: &mut [f32]) {
         let (first, stride) = (self.offset(index), self.strides[dim]);
         for (i, out) in out.iter_mut().enumerate() {
@@ -124,7 +124,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Writes `values` along dim `dim`, from `index` on.
+    /// Writes `values` along dim `dim`, starting at `index`.
     pub fn write(&self, index: &[usize], dim: usize, values: &[f32]) {
         let (first, stride) = (self.offset(index), self.strides[dim]);
         for (i, &value) in values.iter().enumerate() {
@@ -132,7 +132,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The value of an element after it is stored in a state: rounded, and in f16 held within ±65,504.
+    /// The value of an element after it is stored in a state: rounded to the dtype, and in f16 clamped to ±65,504.
     pub fn stored(&self, value: f32) -> f32 {
         match self.dtype {
             DType::F16 => {

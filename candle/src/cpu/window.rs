@@ -4,7 +4,7 @@ use super::rows::Row;
 use super::view::View;
 use super::{Conv, Source, Work, activate};
 
-/// Outputs of the convolution: q, k and v of a row's tokens, side by side.
+/// Outputs of the convolution: q, k and v of a row's tokens, concatenated along D.
 pub struct Convolved {
     /// New tokens, `[n, D]`.
     pub new: Vec<f32>,
@@ -26,7 +26,7 @@ impl Work<'_> {
             Some((slot, column)) => (Some(slot), column),
             None => (row.start, 0),
         };
-        // Inputs of the convolution in order, `[.., D]`, beginning with the window.
+        // Inputs of the convolution in order, `[.., D]`, starting with the window.
         let mut line = vec![0.0; before * channels];
         if let (Some(slot), false) = (window_slot, row.is_fresh) {
             for (i, inputs) in line.chunks_exact_mut(channels).enumerate() {
@@ -68,7 +68,7 @@ impl Work<'_> {
         }
         match (row.wide, row.waiting) {
             (Some((slot, _)), _) if count > 0 => {
-                // All inputs but the oldest.
+                // All inputs except the oldest.
                 let kept = line[channels..].chunks_exact(channels);
                 for (i, inputs) in kept.enumerate() {
                     conv.write_windows.write(&[slot, 0, i], 1, inputs);
@@ -90,15 +90,15 @@ impl Work<'_> {
         Convolved { new, previous }
     }
 
-    /// Writes a window into a slot of the windows to write.
+    /// Writes a window to a slot of the written windows.
     fn write_window(&self, conv: &Conv<'_>, window: &[f32], slot: usize) {
         for (i, inputs) in window.chunks_exact(self.channels()).enumerate() {
             conv.write_windows.write(&[slot, 0, i], 1, inputs);
         }
     }
 
-    /// Deferred windows: moves the window, `line`, past the pending tokens, writes it if the state is written, and puts the row's own
-    /// inputs into the ring.
+    /// Deferred windows. Moves the window, `line`, past the pending tokens, writes the window if the state is written, and stores
+    /// the row's own inputs in the ring.
     fn wait(&self, windows: View<'_>, line: &mut Vec<f32>, row: &Row, waiting: super::Waiting) {
         let channels = self.channels();
         let (Some(ring), Some(slot)) = (&self.ring, row.start) else {
@@ -127,7 +127,7 @@ impl Work<'_> {
         }
     }
 
-    /// Moves the window of a row in a flush.
+    /// Moves the window of a row past the flushed tokens.
     pub(super) fn flush_window(&self, row: &Row) {
         let (Some(ring), Some(waiting), Some(slot)) = (&self.ring, row.waiting, row.start) else {
             return;
@@ -151,7 +151,7 @@ fn push(line: &mut Vec<f32>, channels: usize, x: &View<'_>, [b, t]: [usize; 2]) 
     x.read(&[b, t, 0], 2, &mut line[first..]);
 }
 
-/// Convolution outputs `[tokens, D]` of the inputs in `line`, which begins with the window.
+/// Outputs of the convolution, `[tokens, D]`, for the inputs in `line`, which starts with the window.
 fn convolve(conv: &Conv<'_>, line: &[f32], channels: usize, tokens: usize) -> Vec<f32> {
     let taps = conv.weight.dim(1);
     let mut weights = vec![0.0; taps * channels];

@@ -27,15 +27,15 @@ pub struct GdnConfig {
     pub rms_norm_eps: f32,
     /// Activation of the norm's z: SiLU in all models but `qwen4_exp`.
     pub gate_activation: Activation,
-    /// Range of β: (0, 1), with [`BetaScale::Two`] (0, 2).
+    /// Range of β: (0, 1), or (0, 2) with [`BetaScale::Two`].
     pub beta_scale: BetaScale,
 }
 
-/// A Gated DeltaNet layer (`linear_attn` in a checkpoint). Its weights are `conv1d`, `A_log`, `dt_bias`, `norm`, `out_proj`, and either
-/// `in_proj_qkvz` and `in_proj_ba`, interleaved by key head, as in Qwen3-Next, or `in_proj_qkv`, `in_proj_z`, `in_proj_b` and
-/// `in_proj_a`, as in Qwen3.5 and later.
+/// A Gated DeltaNet layer (`linear_attn` in a checkpoint). Its weights are `conv1d`, `A_log`, `dt_bias`, `norm`, `out_proj`, and
+/// either `in_proj_qkvz` and `in_proj_ba`, interleaved by key head (Qwen3-Next), or `in_proj_qkv`, `in_proj_z`, `in_proj_b` and
+/// `in_proj_a` (Qwen3.5 and later).
 ///
-/// One product makes a row `[q | k | v | z | b | a]` for every token; the launch takes views of it.
+/// One product makes a row `[q | k | v | z | b | a]` for every token. The launch takes views of this row.
 #[derive(Clone, Debug)]
 pub struct GatedDeltaNet {
     config: GdnConfig,
@@ -52,10 +52,10 @@ pub struct GatedDeltaNet {
 }
 
 impl GatedDeltaNet {
-    /// Loads the layer and puts the rows of its weights into the launch's order.
+    /// Loads the layer, and reorders the rows of its weights as the launch needs them.
     ///
     /// # Errors
-    /// Weights that are missing, or whose shapes contradict `config`.
+    /// Errors for missing weights, and for weights whose shapes contradict `config`.
     pub fn new(config: &GdnConfig, vb: &VarBuilder<'_>) -> Result<Self> {
         let GdnConfig {
             hidden_size,
@@ -117,8 +117,8 @@ impl GatedDeltaNet {
         }
     }
 
-    /// Outputs `[total, hidden]` for the hidden states `[total, hidden]` of ragged rows: prompts, chunks of prompts, single tokens. States
-    /// and windows in the rows' slots advance.
+    /// Outputs `[total, hidden]` for the hidden states `[total, hidden]` of packed rows of different lengths: prompts, chunks of
+    /// prompts, single tokens. Updates states and windows in the rows' slots.
     ///
     /// # Errors
     /// Shapes and dtypes that do not fit, by name.
@@ -128,9 +128,9 @@ impl GatedDeltaNet {
         self.output(&o)?.squeeze(0)
     }
 
-    /// Outputs `[B, T, hidden]` for the hidden states `[B, T, hidden]` of rows with drafts, and tensors to keep until it is known which
-    /// drafts are accepted. With `previous`, the same launch first commits the first `keep` of those tokens to the states. New tokens are
-    /// not committed.
+    /// Outputs `[B, T, hidden]` for the hidden states `[B, T, hidden]` of rows with drafts, and tensors to keep until the engine
+    /// knows which drafts are accepted. With `previous`, the same launch first commits the first `keep` of those tokens to the
+    /// states. The new tokens are not committed.
     ///
     /// # Errors
     /// The errors of [`forward`](Self::forward).
@@ -199,7 +199,8 @@ impl GatedDeltaNet {
     }
 }
 
-/// Reorders rows of a weight in which each key head has all `parts`: all heads' rows of the first part come first, and so on.
+/// Reorders the rows of a weight in which each key head has all `parts`. In the result, all heads' rows of the first part come
+/// first, then those of the second part, and so on.
 fn by_part(weight: &Tensor, parts: &[usize]) -> Result<Tensor> {
     let (rows, hidden) = weight.dims2()?;
     let of_head: usize = parts.iter().sum();

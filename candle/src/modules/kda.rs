@@ -22,7 +22,8 @@ pub struct KdaConfig {
     pub conv_kernel: usize,
     /// Epsilon of the norm (`rms_norm_eps`)
     pub rms_norm_eps: f32,
-    /// With a lower bound, log decays are lower bound · sigmoid(exp(A_log) · (f + dt_bias)); else −exp(A_log) · softplus(f + dt_bias).
+    /// Lower bound of the log decay. With it, log decays are lower bound · sigmoid(exp(A_log) · (f + dt_bias)); without it,
+    /// −exp(A_log) · softplus(f + dt_bias).
     pub gate_lower_bound: Option<f32>,
 }
 
@@ -30,7 +31,7 @@ pub struct KdaConfig {
 /// `v_conv1d`; `f_a_proj`, `f_b_proj`, `A_log`, `dt_bias` for the decays; `b_proj`; `g_a_proj`, `g_b_proj` and `o_norm` for the gated
 /// norm; `o_proj`.
 ///
-/// One product makes a row `[q | k | v | f_a | g_a | b]` for every token, two more make the decays' gates and z.
+/// One product makes a row `[q | k | v | f_a | g_a | b]` for every token. Two more products make the inputs of the decays and z.
 #[derive(Clone, Debug)]
 pub struct KimiDeltaAttention {
     config: KdaConfig,
@@ -56,7 +57,7 @@ impl KimiDeltaAttention {
     /// Loads the layer and concatenates its projections and its convolutions.
     ///
     /// # Errors
-    /// Weights that are missing, or whose shapes contradict `config`.
+    /// Errors for missing weights, and for weights whose shapes contradict `config`.
     pub fn new(config: &KdaConfig, vb: &VarBuilder<'_>) -> Result<Self> {
         let KdaConfig {
             hidden_size,
@@ -120,7 +121,7 @@ impl KimiDeltaAttention {
         }
     }
 
-    /// As [`GatedDeltaNet::forward`](crate::GatedDeltaNet::forward).
+    /// Like [`GatedDeltaNet::forward`](crate::GatedDeltaNet::forward).
     ///
     /// # Errors
     /// Shapes and dtypes that do not fit, by name.
@@ -130,7 +131,7 @@ impl KimiDeltaAttention {
         self.output(&o)?.squeeze(0)
     }
 
-    /// As [`GatedDeltaNet::verify`](crate::GatedDeltaNet::verify).
+    /// Like [`GatedDeltaNet::verify`](crate::GatedDeltaNet::verify).
     ///
     /// # Errors
     /// The errors of [`forward`](Self::forward).
@@ -146,7 +147,7 @@ impl KimiDeltaAttention {
         Ok((self.output(&o)?, verified))
     }
 
-    /// As [`GatedDeltaNet::commit`](crate::GatedDeltaNet::commit).
+    /// Like [`GatedDeltaNet::commit`](crate::GatedDeltaNet::commit).
     ///
     /// # Errors
     /// The errors of [`forward`](Self::forward).

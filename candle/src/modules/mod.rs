@@ -13,10 +13,10 @@ use crate::launch;
 use crate::pool::{LayerStates, Rows};
 use crate::step::{Convolution, Gates, Inputs, Norm, Previous, States, Step, Stored};
 
-/// Projections of verified tokens, `[B, T, …]`, for the resume or commit that follows.
+/// Projections of verified tokens, `[B, T, …]`, for the next resume or commit.
 #[derive(Clone, Debug)]
 pub struct Verified {
-    /// Input of the convolution, x: `[B, T, D]`
+    /// Input of the convolution, x, `[B, T, D]`
     x: Tensor,
     /// Gate a, `[B, T, HV]`, or g, `[B, T, HV, K]`
     gate: Tensor,
@@ -25,7 +25,7 @@ pub struct Verified {
 }
 
 impl Verified {
-    /// Selects the rows `[N]` (u32), for a batch of other rows. A row that was not verified may name any row, with `keep` = 0.
+    /// Selects the rows `[N]` (u32), for a batch of other rows. A row without verified tokens may name any row, with `keep` = 0.
     ///
     /// # Errors
     /// The errors of candle.
@@ -40,7 +40,7 @@ impl Verified {
     }
 }
 
-/// Projections of the tokens `[B, T, …]` of a layer, to be launched.
+/// Projections of a layer's tokens `[B, T, …]`, before the launch.
 struct Projected {
     conv: Convolution,
     gates: Gates,
@@ -48,7 +48,7 @@ struct Projected {
 }
 
 impl Projected {
-    /// A step of ragged rows, whose tensors are `[1, total, …]`.
+    /// A step of packed rows, whose tensors are `[1, total, …]`.
     fn forward(self, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
         let is_taken = || -> Result<bool> {
             Ok(!rows.is_cut() && launch::has_prefill(&self.gates, &states.states)?)
@@ -67,7 +67,7 @@ impl Projected {
         step.run()
     }
 
-    /// As [`forward`](Self::forward), where there is no prefill: one launch for each sub-batch of up to 16 tokens of a row.
+    /// Like [`forward`](Self::forward), for a layer without a prefill: one launch for each sub-batch of up to 16 tokens of a row.
     fn in_pieces(&self, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
         let mut outputs = Vec::new();
         let mut end = 0;

@@ -15,25 +15,25 @@ use crate::model::{Model, Shape, TAPS, Tokens};
 /// A way to keep states and windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Each step writes the state and the window after every token to buffers. The next step starts from those of the last
-    /// accepted token.
+    /// Each step writes the state and the window after every token to buffers. The next step starts from the state and the window
+    /// of the last accepted token.
     Snapshots,
-    /// Every token of a row has a pool slot for its state. The first of them has a wide window for all tokens.
+    /// Every token of a row has a pool slot for its state. The slot of the first token has a wide window for all tokens.
     TokenSlots,
     /// A step writes nothing. A commit then advances the pools by the accepted tokens.
     Commit,
-    /// A step first commits the accepted tokens of the last step: one launch, one state read and one written.
+    /// A step first commits the accepted tokens of the last step, in one launch that reads and writes each state once.
     Resume,
-    /// Deferred write-back: tokens are kept in rings, of which only the accepted ones are counted. A flush adds them to states
-    /// and windows when a ring has no room for more.
+    /// Deferred write-back: tokens are stored in rings, and only the accepted tokens are counted. A flush adds them to states and
+    /// windows when a ring has no room for more tokens.
     Wait,
 }
 
 impl Way {
-    /// Ways that keep the state after each token. They compute token by token, whatever the dtype of the states.
+    /// Ways that keep the state after each token. They compute token by token, for all dtypes of states.
     pub const AFTER_EACH: [Self; 2] = [Self::Snapshots, Self::TokenSlots];
 
-    /// Ways that keep one state. They compute all tokens at once for 16-bit states, and token by token for f32.
+    /// Ways that keep one state. They compute all tokens together for 16-bit states, and token by token for f32 states.
     pub const AFTER_THE_LAST: [Self; 2] = [Self::Commit, Self::Resume];
 }
 
@@ -41,11 +41,11 @@ impl Way {
 pub struct Slots<S> {
     shape: Shape,
     slots: usize,
-    /// Inputs per channel of a window: W - 1, or more.
+    /// Number of inputs per channel of a window: W - 1, or more.
     inputs: usize,
     /// `[P, HV, V, K]`.
     states: Buffer<S>,
-    /// `[P, D, inputs]`, in the dtype of x: windows are copies of it.
+    /// `[P, D, inputs]`, in the dtype of x, because windows are copies of x.
     windows: Buffer<f32>,
 }
 
@@ -89,7 +89,7 @@ impl<S: DeviceElement + Pod> Slots<S> {
 pub struct Keeping<S> {
     way: Way,
     dims: [usize; 2],
-    /// With snapshots and token slots one slot per token, otherwise one per row.
+    /// With snapshots and token slots, one slot per token; otherwise one slot per row.
     pool: Slots<S>,
     /// Destination of the next snapshots, `[B, T, …]`.
     spare: Slots<S>,
@@ -113,7 +113,7 @@ struct Deferred {
     decays: Buffer<f32>,
     /// `[P, R, D]`.
     inputs: Buffer<f32>,
-    /// Number of pending tokens of each row, and the ring entry of the first, `[B]` each.
+    /// Number of pending tokens of each row, and the ring entry of the first pending token, `[B]` each.
     counts: [Buffer<i32>; 2],
 }
 
@@ -152,7 +152,7 @@ impl Deferred {
         Ok(Pending::new(rings).most(most).inputs(inputs))
     }
 
-    /// Counts the accepted tokens of a step of `tokens` tokens. A rejection needs nothing else.
+    /// Counts the accepted tokens of a step of `tokens` tokens. Nothing else is needed to reject the others.
     fn count(&mut self, accepted: &[i32], tokens: usize) -> Result<()> {
         let [len, base] = [self.counts[0].read()?, self.counts[1].read()?];
         let counted = len
@@ -181,11 +181,11 @@ impl<S: DeviceElement + Pod> Keeping<S> {
         let with = |steps: usize, inputs: usize| Slots::new(engine, shape, rows * steps, inputs);
         let (steps, inputs, spare) = match way {
             Way::Snapshots => (tokens, TAPS - 1, tokens),
-            // The window that a step starts from without its oldest input, and the inputs of the step's tokens.
+            // The window that a step starts from without its oldest input, then the inputs of the step's tokens.
             Way::TokenSlots => (tokens, TAPS - 2 + tokens, 0),
             Way::Commit | Way::Resume | Way::Wait => (1, TAPS - 1, 0),
         };
-        // The first step starts from a row's first state, and has no last step to commit.
+        // The first step starts from a row's first state. It has no last step to commit.
         let accepted = if way == Way::Resume { 0 } else { 1 };
         Ok(Self {
             way,
@@ -240,7 +240,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
             }
             _ => {}
         }
-        // SAFETY: the buffers outlive the engine's wait, and no two rows have one slot.
+        // SAFETY: the buffers outlive the engine's wait, and no two rows write one slot.
         unsafe { engine.library.launch(engine.stream(), &step) }
     }
 
@@ -265,7 +265,7 @@ impl<S: DeviceElement + Pod> Keeping<S> {
                 let layer = model.layer(pool, windows)?;
                 let (last, keep) = (step.projection(&layer)?, self.accepted.tensor(&[rows])?);
                 let commit = layer.commit(&last, keep, &Rows::new(self.slots.tensor(&[rows])?));
-                // SAFETY: the buffers outlive the wait, and no two rows have one slot.
+                // SAFETY: the buffers outlive the wait, and no two rows write one slot.
                 unsafe { engine.library.launch(engine.stream(), &commit) }?;
                 engine.synchronize()
             }

@@ -1,8 +1,8 @@
 //! Speculative decoding (draft, verify, accept, resume) with a whole layer on its projection's output: convolution, recurrence
-//! and gated norm in one launch. Two ways keep the states and windows after each draft: with f32 states their outputs are those of
-//! plain decoding, bit for bit. Two ways keep those after the last accepted draft, and compute all tokens at once, as the library
-//! chooses: they agree bit for bit, and with plain decoding up to rounding. So does a fifth way, deferred write-back. Without a GPU the
-//! example runs in the simulator.
+//! and gated norm in one launch. Two ways keep the states and windows after each draft. With f32 states, their outputs equal
+//! plain decoding, bit for bit. Two ways keep the states and windows after the last accepted draft, and compute all tokens
+//! together, as the library chooses. These two agree bit for bit, and equal plain decoding up to rounding. So does a fifth way,
+//! deferred write-back. Without a GPU the example runs in the simulator.
 //!
 //! A step verifies T tokens of every row: the last certain token, and T - 1 drafts. The output of each token gives the next one.
 //! Drafts are accepted up to the first one that differs, and the token in its place becomes certain.
@@ -27,16 +27,16 @@ use model::{Drafter, Model, Sequence, Shape, TAPS, Tokens, VOCABULARY};
 /// The prompt of each of B rows: one token.
 const PROMPTS: [usize; 3] = [1, 17, 40];
 
-/// T.
+/// T, the number of tokens of a step.
 const TOKENS: usize = 4;
 
 /// Number of tokens to decode.
 const LENGTH: usize = 32;
 
-/// Tolerance of an output, relative to its norm, if the tokens on f32 states are computed at once.
+/// Tolerance of an output, relative to its norm, if the tokens on f32 states are computed together.
 const F32_TOLERANCE: f32 = 1e-4;
 
-/// Tolerance of an output, relative to its norm, if bf16 states are rounded after other tokens than in plain decoding.
+/// Tolerance of an output, relative to its norm, if bf16 states are not rounded after the same tokens as in plain decoding.
 const ROUNDED_TOLERANCE: f32 = 5e-2;
 
 fn main() -> Result<()> {
@@ -112,7 +112,7 @@ fn decode<S: DeviceElement + Pod>(engine: &Engine, model: &Model) -> Result<Vec<
             Rows::new(of_rows.tensor(&[rows])?),
         );
         let one = layer.decode(&token, &rows, step.output(&mut o)?);
-        // SAFETY: the buffers outlive the wait; row b has slot b.
+        // SAFETY: the buffers outlive the wait, and row b writes slot b.
         unsafe { engine.library.launch(engine.stream(), &one) }?;
         engine.synchronize()?;
         let windows = slots.windows_at(&places)?;
@@ -226,7 +226,7 @@ fn same(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that windows after the same tokens are equal, bit for bit: they are copies of inputs.
+/// Checks that windows after the same tokens are equal, bit for bit, because windows are copies of inputs.
 fn same_windows(rows: &[Sequence], wanted: &[Sequence]) -> Result<()> {
     for (row, (got, wanted)) in rows.iter().zip(wanted).enumerate() {
         let mut compared = 0;

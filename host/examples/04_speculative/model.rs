@@ -14,7 +14,7 @@ use crate::common::uniform;
 /// Number of different tokens.
 pub const VOCABULARY: usize = 64;
 
-/// W.
+/// W, the number of taps.
 pub const TAPS: usize = 4;
 
 /// Epsilon of the norm.
@@ -26,16 +26,16 @@ const DRAFTS_PER_ERROR: u32 = 3;
 /// The sizes of the layer, with K = V.
 #[derive(Clone, Copy)]
 pub struct Shape {
-    /// H.
+    /// H, the number of query/key heads.
     pub heads: usize,
-    /// HV.
+    /// HV, the number of value heads.
     pub value_heads: usize,
-    /// K and V.
+    /// K and V, the head dims.
     pub dim: usize,
 }
 
 impl Shape {
-    /// D: number of channels of q, k and v.
+    /// D, the number of channels of q, k and v.
     pub fn channels(self) -> usize {
         (2 * self.heads + self.value_heads) * self.dim
     }
@@ -168,7 +168,7 @@ impl Tokens {
     }
 }
 
-/// A sequence, with the output that gave each token but the first.
+/// A sequence. Every token except the first has the output that gave the token.
 #[derive(Clone)]
 pub struct Sequence {
     /// The prompt's only token, and the decoded tokens.
@@ -203,7 +203,7 @@ impl Sequence {
     }
 }
 
-/// Replaces a draft model: it knows the result of plain decoding, and is wrong now and then.
+/// Stands in for a draft model. It knows the result of plain decoding, and some of its drafts are wrong.
 pub struct Drafter<'a> {
     /// The result of plain decoding for each row.
     pub plain: &'a [Sequence],

@@ -22,7 +22,7 @@ impl Engine {
         Ok(Self { library, stream })
     }
 
-    /// An engine on the first GPU, or in the simulator if there is no GPU; whether it is the simulator.
+    /// An engine on the first GPU, or in the simulator if there is no GPU. Also returns whether it is the simulator.
     pub fn first() -> Result<(Self, bool)> {
         Ok(match super::gpu()? {
             Some(device) => (Self::on(device)?, false),

@@ -14,7 +14,7 @@ use half::bf16;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Tolerance of ‖o − truth‖ / ‖truth‖ per token, with o in bf16. Its rounding alone is 1.7e-3.
+/// Tolerance of ‖o − truth‖ / ‖truth‖ per token, with o in bf16. The rounding of o alone gives 1.7e-3.
 pub const OUTPUT_TOLERANCE: f64 = 3e-3;
 
 /// Tolerance of ‖S − truth‖ / ‖truth‖ per slot, with S in f32.
@@ -37,7 +37,7 @@ pub fn gpu() -> Result<Option<Device>> {
     }
 }
 
-/// Like [`gpu`]; prints a message if there is none, for an example that needs one.
+/// Like [`gpu`]. Prints a message if there is no GPU, for an example that needs one.
 pub fn gpu_or_skip() -> Result<Option<Device>> {
     let device = gpu()?;
     if device.is_none() {
@@ -49,17 +49,17 @@ pub fn gpu_or_skip() -> Result<Option<Device>> {
 /// A GDN layer with K = V, a batch and a pool.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// B.
+    /// B, the number of rows.
     pub batch: usize,
-    /// T.
+    /// T, the number of tokens of a row.
     pub tokens: usize,
-    /// H.
+    /// H, the number of query/key heads.
     pub heads: usize,
-    /// HV.
+    /// HV, the number of value heads.
     pub value_heads: usize,
-    /// K and V.
+    /// K and V, the head dims.
     pub dim: usize,
-    /// P.
+    /// P, the number of slots.
     pub slots: usize,
 }
 
@@ -91,7 +91,7 @@ pub struct Inputs {
     pub dt_bias: Vec<f32>,
     /// `[P, HV, V, K]`, before the step.
     pub states: Vec<f32>,
-    /// `[B, T, HV, V]`, full of NaN, which a launch has to overwrite.
+    /// `[B, T, HV, V]`, full of NaN, so that a launch has to overwrite every element.
     pub o: Vec<bf16>,
 }
 
@@ -100,7 +100,7 @@ pub struct Inputs {
 pub struct Rows {
     /// Slot that each row reads and writes, `[B]`; out of range for padding.
     pub slots: Vec<i32>,
-    /// Bounds of rows of different lengths, `[B + 1]`. The tokens of all rows are then the first of the B · T tokens.
+    /// Bounds of rows of different lengths, `[B + 1]`. The tokens of all rows then lie at the start of the B · T tokens.
     pub cu_seqlens: Option<Vec<i32>>,
 }
 
@@ -200,8 +200,8 @@ impl std::fmt::Display for Rows {
     }
 }
 
-/// Compares chunks of `chunk` elements, and returns the largest relative error, which must be within `tolerance`. Where the truth
-/// is zero, `got` must be zero. Where the truth is NaN, nothing was written, and `got` must be NaN.
+/// Compares chunks of `chunk` elements. Returns the largest relative error, which must be within `tolerance`. Where the truth is
+/// zero, `got` must be zero. Where the truth is NaN, nothing was written, and `got` must be NaN.
 pub fn worst<T>(name: &str, got: &[T], truth: &[f64], chunk: usize, tolerance: f64) -> Result<f64>
 where
     T: Copy + Into<f64>,

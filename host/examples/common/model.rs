@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 
 use super::{doubles, rounded, uniform};
 
-/// W.
+/// W, the number of taps.
 pub const TAPS: usize = 4;
 
 /// Epsilon of the norm.
@@ -77,7 +77,7 @@ impl Model {
         })
     }
 
-    /// D.
+    /// D, the number of channels.
     pub fn channels(&self) -> usize {
         self.parts()[0].end
     }

@@ -219,10 +219,10 @@ impl Context {
     /// Makes the context current on the calling thread until the guard is dropped.
     ///
     /// If other code resets (`cuDevicePrimaryCtxReset`) or destroys a context, its modules, functions, streams and memory are
-    /// gone, but the driver still follows their handles. So this method asks the driver whether the context is still the one that
-    /// this value was made with. A primary context that was created again has the same handle, but another id (`cuCtxGetId`, CUDA
-    /// 12 and newer). Older drivers only tell whether a context exists, not whether it was created again. If the context is
-    /// current already, this check is the only driver call.
+    /// gone, but the driver still follows their handles. Therefore this method asks the driver whether the context is still the
+    /// one that this value was made with. A primary context that was created again has the same handle, but another id
+    /// (`cuCtxGetId`, CUDA 12 and newer). Older drivers only tell whether a context exists, not whether it was created again. If
+    /// the context is current already, this check is the only driver call.
     ///
     /// # Errors
     /// [`Error::Driver`]; `CUDA_ERROR_CONTEXT_IS_DESTROYED` for a context that was destroyed, or created again.

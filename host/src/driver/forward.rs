@@ -1,10 +1,10 @@
-//! Linker symbols for the driver functions that `cust` calls: with them a program links on a machine without CUDA, and starts on
-//! a machine without a driver.
+//! Linker symbols for the driver functions that `cust` calls. With these symbols, a program links on a machine without CUDA, and
+//! starts on a machine without a driver.
 //!
 //! Each symbol is a jump through a slot. [`resolve`] first fills an empty slot, like a dynamic linker's lazy binding: the
 //! argument registers are kept, and the jump then enters the driver with all arguments unchanged. The symbols are hidden: a
-//! shared library that contains them exports none, and does not replace the real driver in a process that has both. They are
-//! weak, for a program with two versions of this crate. No function here takes a floating-point argument.
+//! shared library that contains them exports none, and does not replace the real driver in a process that has both. The symbols
+//! are weak, for a program with two versions of this crate. No function here takes a floating-point argument.
 
 use std::{
     arch::global_asm,
@@ -49,7 +49,7 @@ extern "C" fn no_driver() -> i32 {
     code::NO_DEVICE
 }
 
-/// Replaces `cuGetErrorString`: if that failed, `Display` of cust's errors would panic.
+/// Replaces `cuGetErrorString`, because `Display` of cust's errors would panic if that function failed.
 extern "C" fn no_driver_text(_code: i32, text: &mut *const c_char) -> i32 {
     *text = c"no CUDA driver".as_ptr();
     code::SUCCESS

@@ -299,8 +299,8 @@ impl Driver {
         }
     }
 
-    /// Says whether the calling thread's context has this id. An error of the driver is dropped, since making an [`Error`] takes longer
-    /// than the call.
+    /// Whether the calling thread's context has this id. An error of the driver counts as `false`, because making an [`Error`]
+    /// takes longer than the call.
     #[inline]
     pub(super) fn is_current(&self, id: u64) -> bool {
         let mut now = 0;

@@ -87,7 +87,7 @@ impl DeviceMemory {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        // SAFETY: both sides have that many bytes.
+        // SAFETY: both sides have `bytes` bytes.
         unsafe {
             self.context
                 .driver()
@@ -107,11 +107,11 @@ impl DeviceMemory {
         }
         let _current = self.context.enter()?;
         let to = data.as_mut_ptr().cast::<c_void>();
-        // SAFETY: both sides have that many bytes, and every bit pattern is a `T`.
+        // SAFETY: both sides have `bytes` bytes, and every bit pattern is a `T`.
         unsafe { self.context.driver().memcpy_dtoh(to, self.address, bytes) }
     }
 
-    /// Sets every byte to `byte`, and waits for that.
+    /// Sets every byte to `byte`, and waits until this is done.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -120,7 +120,7 @@ impl DeviceMemory {
             return Ok(());
         }
         let _current = self.context.enter()?;
-        // SAFETY: the memory has that many bytes.
+        // SAFETY: the memory has `self.bytes` bytes.
         unsafe {
             self.context
                 .driver()
@@ -129,8 +129,8 @@ impl DeviceMemory {
         self.settle()
     }
 
-    /// Waits for the default stream: copies and fills continue on it after their call returns, and a [`super::Stream`] does not
-    /// wait for it.
+    /// Waits for the default stream, because copies and fills continue on it after their call returns, and a [`super::Stream`]
+    /// does not wait for it.
     fn settle(&self) -> Result<(), Error> {
         // SAFETY: the callers have made the context current.
         unsafe { self.context.driver().stream_synchronize(RawStream::NULL) }

@@ -11,7 +11,7 @@ use crate::error::{DriverError, Error};
 /// Size of the buffer for ptxas messages, in bytes.
 const LOG_BYTES: usize = 8192;
 
-/// A loaded module. Dropping it unloads it, which must not happen while a captured graph has its kernels.
+/// A loaded module. Dropping the value unloads the module, which must not happen while a captured graph has its kernels.
 #[derive(Debug)]
 pub struct Module {
     context: Context,
@@ -31,9 +31,10 @@ impl Module {
     /// Compiles PTX text for the context's GPU. `entry` is the name of its kernel, also for errors.
     ///
     /// Several threads compile at the same time if the driver has libraries (`cuLibraryLoadData`, CUDA 12.0 and newer), otherwise
-    /// one after the other. If the driver refuses the text as a library, it is loaded as a module, whose refusal has a reason.
+    /// one after the other. If the driver refuses the text as a library, the text is loaded as a module, because that call
+    /// reports the reason of a refusal.
     ///
-    /// Only text is accepted. The driver would also load a binary, and would trust any offset in it. A text is compiled or
+    /// Only text is accepted. The driver would also load a binary, and would trust any offset in it. A text is either compiled or
     /// refused, and compiled code runs only by an unsafe launch.
     ///
     /// # Errors
@@ -46,9 +47,9 @@ impl Module {
             .or_else(|_refused| Self::load_module(context, entry, ptx))
     }
 
-    /// Loads the text as a library, and the code of the kernel `entry` into the current context. It depends on the driver and its
-    /// settings when the code is loaded, and so when a text is refused. No log is requested, since the driver might write to it
-    /// that late.
+    /// Loads the text as a library, and the code of the kernel `entry` into the current context. Which of the calls loads the
+    /// code, and so which call refuses a text, depends on the driver and its settings. No log is requested, because the driver
+    /// might write to the log after the first call.
     fn load_library(context: &Context, entry: &str, ptx: &CStr) -> Result<Self, Error> {
         let mut library = RawLibrary::NULL;
         let none = ptr::null_mut();
@@ -150,7 +151,7 @@ impl Drop for Module {
     }
 }
 
-/// A kernel of a loaded module. It borrows the module, which so cannot be unloaded.
+/// A kernel of a loaded module. The kernel borrows the module, so that the module cannot be unloaded meanwhile.
 ///
 /// ```no_run
 /// # use gated_delta::driver::{Context, Device, Module, attribute};
@@ -220,7 +221,7 @@ impl Function<'_> {
     }
 }
 
-/// Accepts PTX text, and refuses binaries, whose first bytes differ.
+/// Accepts PTX text, and refuses binaries, which do not begin with `.version`.
 fn check_text(ptx: &CStr) -> Result<(), Error> {
     const SHOWN: usize = 16;
     if without_comments(ptx.to_bytes()).starts_with(b".version") {

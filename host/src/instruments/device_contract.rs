@@ -1,4 +1,4 @@
-//! Runs the kernels that call every primitive once: proof that the GPU and the simulator agree.
+//! Runs the kernels that call every device primitive once. Tests compare the GPU's results with the simulator's.
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
@@ -15,14 +15,14 @@ use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
 
 impl Library {
-    /// Enqueues one block that calls every device primitive, but those of clusters, on `input`, `[64]` f32, and stores
-    /// what they return in `output`, `[RESULTS, 64]` u32; `number` is passed as a load-time constant.
+    /// Enqueues one block that calls every device primitive except those of clusters on `input`, `[64]` f32. The block stores the
+    /// results in `output`, `[RESULTS, 64]` u32. `number` is passed as a load-time constant.
     ///
     /// # Errors
-    /// Those of the tensors, named.
+    /// The errors of the tensors, by name.
     ///
     /// # Safety
-    /// The tensors stay valid, and `output` is used by nobody else, until `stream` has passed the launch.
+    /// Until `stream` has passed the launch, the tensors stay valid and nobody else uses `output`.
     #[doc(hidden)]
     pub unsafe fn device_contract(
         &self,
@@ -42,14 +42,14 @@ impl Library {
         unsafe { self.launch_contract(stream, entry, 1, [input, output], number) }
     }
 
-    /// Enqueues two clusters of blocks, which exchange `input`, `[CLUSTER_BLOCKS, 64]` u32, and store what they get in
-    /// `output`, `[CLUSTER_RESULTS, CLUSTER_BLOCKS, 64]` u32; `number` is passed as a load-time constant.
+    /// Enqueues two clusters of blocks, which exchange `input`, `[CLUSTER_BLOCKS, 64]` u32. The blocks store what they receive in
+    /// `output`, `[CLUSTER_RESULTS, CLUSTER_BLOCKS, 64]` u32. `number` is passed as a load-time constant.
     ///
     /// # Errors
-    /// Those of the tensors, named; those of a GPU without clusters.
+    /// The errors of the tensors, by name; the errors of a GPU without clusters.
     ///
     /// # Safety
-    /// As [`Library::device_contract`]'s.
+    /// As for [`Library::device_contract`].
     #[doc(hidden)]
     pub unsafe fn cluster_contract(
         &self,
@@ -71,14 +71,14 @@ impl Library {
         unsafe { self.launch_contract(stream, entry, CLUSTER_BLOCKS, [input, output], number) }
     }
 
-    /// Enqueues one block whose warpgroup multiplies matrices that it makes up, and stores the sums in `output`,
-    /// `[WARPGROUP_RESULTS, 128]` u32, with what it copies of `input`, `[128, 4]` u32.
+    /// Enqueues one block. Its warpgroup multiplies matrices that it generates, and stores the sums in `output`,
+    /// `[WARPGROUP_RESULTS, 128]` u32, with its copies of `input`, `[128, 4]` u32.
     ///
     /// # Errors
-    /// Those of the tensors, named; those of a GPU whose warpgroups do not multiply.
+    /// The errors of the tensors, by name; the errors of a GPU whose warpgroups do not multiply.
     ///
     /// # Safety
-    /// As [`Library::device_contract`]'s.
+    /// As for [`Library::device_contract`].
     #[doc(hidden)]
     pub unsafe fn warpgroup_contract(
         &self,
@@ -100,7 +100,7 @@ impl Library {
     }
 
     /// # Safety
-    /// Those of the two tensors that `entry` reads and writes: they have its shapes, and outlive the launch.
+    /// The two tensors that `entry` reads and writes have its shapes and outlive the launch.
     unsafe fn launch_contract(
         &self,
         stream: StreamRef<'_>,
@@ -136,7 +136,7 @@ impl Library {
     }
 }
 
-/// `tensor` has dims of `sizes`, which `letters` name, lies in one piece, and can be read in the widest words.
+/// Checks that `tensor` has the dims `sizes`, which `letters` name, is contiguous, and can be read by the widest loads.
 fn check_words<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],

@@ -1,4 +1,4 @@
-//! Kernels that measure and prove, and compute no layer: for the benches and the tests of this workspace.
+//! Kernels that measure or verify, and compute no layer. The benches and the tests of this workspace use them.
 
 mod device_contract;
 mod state_floor;

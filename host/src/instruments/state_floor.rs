@@ -1,4 +1,4 @@
-//! The floor: states read and written in place by a kernel that does nothing else, the yardstick of the benches.
+//! The floor: a kernel that only reads and writes states in place. The benches compare other kernels with it.
 
 use gated_delta_kernels::constants::Constants;
 use gated_delta_kernels::entries::Entry;
@@ -18,10 +18,10 @@ impl Library {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::Stride`], [`Error::Alignment`], [`Error::Memory`] and
-    /// [`Error::ReadOnly`] for `states`; [`Error::Range`] where they are no multiple of 4096 bytes.
+    /// [`Error::ReadOnly`] for `states`; [`Error::Range`] if their size is no multiple of 4096 bytes.
     ///
     /// # Safety
-    /// `states` stay valid, and are used by nobody else, until `stream` has passed the launch.
+    /// Until `stream` has passed the launch, `states` stay valid and nobody else uses them.
     #[doc(hidden)]
     pub unsafe fn state_floor(
         &self,

@@ -5,8 +5,8 @@ use crate::step::{Checkpoints, Packed};
 use crate::step::{Step, Update};
 use crate::tensor::Tensor;
 
-/// The projection's output for the tokens of a launch: views of one row, or separate tensors. The outer dims are `[B, T]`, for packed
-/// rows `[1, total]`.
+/// The projection's output for the tokens of a launch: views of one tensor, or separate tensors. The outer dims are `[B, T]`, for
+/// packed rows `[1, total]`.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Projection<'a> {
@@ -34,8 +34,8 @@ impl<'a> Projection<'a> {
 pub struct Rows<'a> {
     /// Slot that each row reads, `[B]`: see [`Update::read_slots`].
     pub slots: Tensor<'a>,
-    /// Slot that each row writes, `[B]`, if not the same: for rows that fork, or go on from a kept prefix. See
-    /// [`Update::write_slots`].
+    /// Slot that each row writes, `[B]`. Default: the slot that it reads. Used for rows that fork, or continue from a kept
+    /// prefix. See [`Update::write_slots`].
     pub write_slots: Option<Tensor<'a>>,
     /// Bounds of rows of different lengths: see [`Step::packed`].
     pub packed: Option<Packed<'a>>,

@@ -1,4 +1,4 @@
-//! Steps of a layer equal steps made by hand, and a layer refuses wrong tensors by name.
+//! Tests of layers: their steps equal steps made by hand, and wrong tensors are refused by name.
 
 use std::cell::Cell;
 
@@ -12,11 +12,11 @@ use crate::{Activation, GdnGates, HeadMap, KdaBeta, KdaDecay, KdaGates};
 const B: usize = 3;
 const H: usize = 2;
 const HV: usize = 4;
-/// K and V.
+/// K and V, the head dims.
 const K: usize = 128;
-/// P.
+/// P, the number of slots.
 const SLOTS: usize = 6;
-/// D.
+/// D, the number of channels.
 const D: usize = (2 * H + HV) * K;
 /// Elements of a token's `[q | k | v | z | b | a]`.
 const ROW: usize = D + HV * K + 2 * HV;
@@ -73,7 +73,7 @@ fn tokens(layer: &GdnLayer<'static>, [b, t]: [usize; 2]) -> [Projection<'static>
     [gdn, Projection::new(gdn.x, [g, gdn.beta], gdn.z)]
 }
 
-/// Every method of a layer without default options makes the same step as by hand.
+/// With non-default options, every method of a layer makes the same step as a caller by hand.
 #[test]
 fn steps_are_those_by_hand() {
     let options = Options::default().head_map(HeadMap::Tiled).null_slot(0);
@@ -134,7 +134,7 @@ fn steps_are_those_by_hand() {
         .options(options);
     same(&kda_layer.verify(&of_kda, &rows, o), &verify);
 
-    // A layer's prefill is chunkwise for any number of tokens.
+    // A layer's prefill is chunkwise, whatever the number of tokens.
     let chunked = options.formulation(Formulation::Chunked);
     for total in [5, 900] {
         let [prompts, _] = tokens(&layer, [1, total]);
@@ -172,7 +172,7 @@ fn a_row_is_taken_apart() {
     );
 }
 
-/// If its ring has inputs, a flush has windows, like a step with this ring.
+/// A flush of a ring with inputs has windows, like a step with this ring.
 #[test]
 fn a_flush_is_that_by_hand() {
     let [pool, windows] = pools();
@@ -194,7 +194,7 @@ fn a_flush_is_that_by_hand() {
     same(&layer.flush(drafts, &rows), &by_hand);
 }
 
-/// A layer that lives as long as the process makes steps from tensors that are borrowed for a launch.
+/// A layer that lives as long as the process makes steps from tensors that are borrowed for one launch.
 #[test]
 fn a_layer_outlives_the_tensors_of_a_step() {
     let [pool, windows] = pools();

@@ -29,7 +29,7 @@ pub struct Weights<'a, P> {
 
 impl<'a, P> Weights<'a, P> {
     /// Weights with H = `heads`, `conv` `[D, W]` and `norm` `[V]`. The convolution has no bias, and its activation is SiLU. The
-    /// activation of z is SiLU too; the field `norm_activation` changes that.
+    /// activation of z is SiLU too; the field `norm_activation` sets another.
     #[must_use]
     pub fn new(heads: usize, conv: Tensor<'a>, parameters: P, norm: Tensor<'a>, eps: f32) -> Self {
         Self {
@@ -57,7 +57,7 @@ pub trait Parameters<'a>: Copy + sealed::Parameters {
 pub(super) mod sealed {
     /// Distinguishes the operators.
     pub trait Parameters {
-        /// Whether there is a decay for each key channel, as in KDA.
+        /// Whether the operator has a decay for each key channel, as KDA does.
         const PER_CHANNEL: bool;
     }
 }
@@ -75,7 +75,7 @@ pub struct GdnParameters<'a> {
 }
 
 impl<'a> GdnParameters<'a> {
-    /// `A_log` and `dt_bias`, both `[HV]` and f32. β is in (0, 1); the field `beta_scale` changes that.
+    /// `A_log` and `dt_bias`, both `[HV]` and f32. β is in (0, 1); the field `beta_scale` sets another factor.
     #[must_use]
     pub fn new(a_log: Tensor<'a>, dt_bias: Tensor<'a>) -> Self {
         Self {
@@ -92,12 +92,12 @@ impl<'a> GdnParameters<'a> {
 pub struct KdaParameters<'a> {
     /// Kind of the decay, with `A_log` and `dt_bias`.
     pub kind: KdaDecay<'a>,
-    /// Whether the projection gives β or its logit, which is the default.
+    /// Whether the projection gives β or its logit. The default is the logit.
     pub beta_kind: KdaBeta,
 }
 
 impl<'a> KdaParameters<'a> {
-    /// A decay of `kind`. β is given as its logit; the field `beta_kind` changes that.
+    /// A decay of `kind`. β is given as its logit; the field `beta_kind` sets another form.
     #[must_use]
     pub fn new(kind: KdaDecay<'a>) -> Self {
         let beta_kind = KdaBeta::Logit;

@@ -1,8 +1,8 @@
-//! The packed form of PTX, which `cargo xtask ptx` makes and the library reads: with relative register numbers, deflated. Relative
-//! numbers save a third.
+//! The packed form of PTX: register numbers are relative, and the text is deflated. `cargo xtask ptx` packs, and the library
+//! unpacks. Relative numbers save a third.
 //!
-//! A register's number is replaced by its difference from the register at the same place of the last line of the same kind. Lines
-//! are of a kind if they are the same up to their first register:
+//! A register's number is replaced by its difference from the number at the same place in the previous line of the same kind.
+//! Lines are of the same kind if they are equal up to their first register:
 //!
 //! ```text
 //! fma.rn.f32 %r120,%r41,%r7,%r112;      fma.rn.f32 %r120,%r41,%r7,%r112;
@@ -15,9 +15,9 @@ use miniz_oxide::{deflate, inflate};
 
 /// Compression level. Higher levels take twice the time and save two thousandths.
 const LEVEL: u8 = 6;
-/// Kinds of lines that are told apart. Kinds with the same hash share their numbers, which costs bytes alone.
+/// Number of kinds of lines that are distinguished. Kinds with the same hash share their numbers, which only costs bytes.
 const KINDS: usize = 1024;
-/// Registers of a line that are told apart. The rest share the numbers of the last one.
+/// Number of registers of a line that are distinguished. All further registers share the numbers of the last one.
 const PLACES: usize = 8;
 
 /// `text`, packed.
@@ -35,8 +35,8 @@ pub fn unpacked(bytes: &[u8]) -> Option<String> {
     }))
 }
 
-/// Rewrites register numbers: `of` takes the number that is written and that of the register before, and gives the number to write and
-/// that of the register.
+/// Rewrites register numbers. `of` takes the number in the text and the previous register's number. It returns the number to
+/// write and this register's number.
 fn rewritten(text: &str, of: impl Fn(i64, i64) -> [i64; 2]) -> String {
     let mut all = vec![[0; PLACES]; KINDS];
     let mut out = String::new();

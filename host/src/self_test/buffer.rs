@@ -10,7 +10,7 @@ use crate::tensor::{DType, Memory, Tensor};
 pub struct Buffer {
     dtype: DType,
     len: usize,
-    /// The elements, 16-byte aligned; stale after a GPU has written its copy.
+    /// The elements, 16-byte aligned. They are stale after a GPU has written its copy.
     words: Vec<u128>,
     device: Option<DeviceMemory>,
 }

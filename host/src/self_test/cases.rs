@@ -1,4 +1,4 @@
-//! Launches of a self-test: every entry, and every way of keeping states of every operator, state dtype and layout.
+//! Launches of a self-test. They cover every entry, and every way of keeping states for each operator, state dtype and layout.
 
 use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::{Family, Stage};
@@ -8,24 +8,24 @@ use gated_delta_kernels::prefill::{split, units};
 use crate::step::{HeadMap, Kind, Mode, StateLayout, takes_splits};
 use crate::tensor::DType;
 
-/// B.
+/// B, the number of rows.
 pub const ROWS: usize = 3;
-/// P.
+/// P, the number of slots.
 pub const SLOTS: usize = 8;
 /// Slots that rows read; row 1 is inactive.
 pub const READ_SLOTS: [i32; ROWS] = [2, -1, 0];
 /// Slots that rows write, if they write other slots than they read.
 pub const WRITE_SLOTS: [i32; ROWS] = [1, 3, 4];
-/// T with token slots.
+/// T, the number of tokens of a launch with token slots.
 const TOKEN_SLOTS_TOKENS: usize = 3;
 /// Token slots, `[B, T]`; row 1 has no slot to start from.
 const TOKEN_SLOTS: [[i32; TOKEN_SLOTS_TOKENS]; ROWS] = [[2, 5, -1], [-1, 6, 7], [0, 3, 1]];
 /// Accepted tokens of each row with token slots: row 2 starts from slot 3.
 pub const ACCEPTED: [i32; ROWS] = [1, 1, 2];
 
-/// Fresh rows, if there are any: rows 1 and 2.
+/// Flags of fresh rows, for launches with fresh rows: rows 1 and 2 are fresh.
 pub const FRESH: [i32; ROWS] = [0, 1, -1];
-/// W.
+/// W, the number of taps.
 pub const TAPS: usize = 4;
 
 /// Destination of the states.
@@ -33,11 +33,11 @@ pub const TAPS: usize = 4;
 pub enum Keep {
     /// States are not written.
     Nothing,
-    /// Each state goes to the slot that it was read from.
+    /// Each state is written to the slot that it was read from.
     InPlace,
-    /// Each state goes to the row's write slot.
+    /// Each state is written to the row's write slot.
     Elsewhere,
-    /// The state after each token goes to a token slot.
+    /// The state after each token is written to a token slot.
     EachToken,
 }
 
@@ -54,14 +54,14 @@ pub struct Way {
     pub snapshots: bool,
     /// Whether a convolution makes q, k and v.
     pub conv: bool,
-    /// Whether the outputs are normed.
+    /// Whether the outputs pass a norm.
     pub norm: bool,
     /// Whether some rows are fresh.
     pub fresh: bool,
-    /// Whether rows of one token come first in a packed launch of [`PACKED`] tokens. For all that the host knows, rows may be
-    /// longer.
+    /// Whether the launch is packed, with [`PACKED`] tokens, and its rows are the first tokens, one token each. As far as the
+    /// host knows, rows may be longer.
     pub packed: bool,
-    /// Tokens of a split.
+    /// Number of tokens of a split.
     pub split: Option<u32>,
 }
 
@@ -286,7 +286,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// H and HV.
+    /// `(H, HV)`.
     pub fn heads(&self) -> (usize, usize) {
         let h = if self.key_dim() == 64 { 2 } else { 1 };
         (h, h * self.kind.ratio as usize)
@@ -337,7 +337,7 @@ impl Case {
         }
     }
 
-    /// Size of the workspace, in f32 elements.
+    /// Size of the workspace in f32 elements.
     pub fn workspace_elements(&self) -> usize {
         self.kind.prepare().map_or(0, |prepare| {
             let (h, hv) = self.heads();
@@ -359,7 +359,7 @@ impl Case {
         2 * h * self.key_dim() + hv * self.value_dim()
     }
 
-    /// Columns of a slot in the pool of windows.
+    /// Number of columns of a slot in the pool of windows.
     pub fn window_inputs(&self) -> usize {
         match self.way.keep {
             Keep::EachToken => TAPS - 2 + self.way.tokens,
@@ -402,7 +402,7 @@ impl Case {
         usize::try_from(slot).ok()
     }
 
-    /// Whether row `b` is active. A fresh row only needs a slot to write, which is by default the slot to read.
+    /// Whether row `b` is active. A fresh row only needs a slot to write. By default this is the slot to read.
     pub fn is_active(&self, b: usize) -> bool {
         self.is_fresh(b) && self.way.keep == Keep::Elsewhere || self.read(b).is_some()
     }
@@ -448,7 +448,8 @@ pub fn cases() -> Vec<Case> {
     cases.retain(|case| case.way.split.is_none() || takes_splits(case.entry));
     for layout in [KLast, VLast] {
         for state in [DType::F32, DType::Bf16, DType::F16] {
-            // The kernels of a prefill are for all states. Three of the pairs have both layouts and each dtype.
+            // A prefill's kernels serve all states. Half of the pairs of layout and dtype are enough: they have both layouts and
+            // every dtype.
             let is_of_prefills = (layout == VLast) == (state == DType::Bf16);
             for (of, ways) in each_layout {
                 if is_of_prefills || !of.0.is_chunked() {
@@ -493,7 +494,7 @@ fn with_fresh(ways: &[Way]) -> Vec<Way> {
     [ways, &[fresh]].concat()
 }
 
-/// Adds cases that have every entry of a family, and each of `ways`, at least once.
+/// Adds cases that cover every entry of a family, and each of `ways`, at least once.
 fn family(
     cases: &mut Vec<Case>,
     (family, per_channel): (Family, bool),
@@ -535,7 +536,7 @@ fn family(
     });
     let variants: Vec<_> = variants.into_iter().flatten().collect();
     let count = variants.len().max(ways.len());
-    // The layouts begin with different ways, so that each variant is launched in several ways.
+    // The two layouts begin with different ways, so that each variant is launched in several ways.
     let first = match layout {
         StateLayout::KLast => 0,
         StateLayout::VLast => ways.len() / 2,

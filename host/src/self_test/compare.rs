@@ -33,8 +33,8 @@ impl From<Activation> for gate::Activation {
     }
 }
 
-/// The tolerance of what [`Work::formulation`](crate::Work::formulation) returns, which is never `Auto`; `Auto` gets the
-/// narrowest.
+/// Tolerance of a formulation that [`Work::formulation`](crate::Work::formulation) returned, which is never `Auto`. `Auto` gets
+/// the narrowest tolerance.
 impl From<Formulation> for compare::Tolerance {
     fn from(formulation: Formulation) -> Self {
         match formulation {

@@ -1,5 +1,5 @@
-//! Deferred write-back: rows without and with pending tokens, a row that flushes, a fresh and an inactive one; the same with
-//! drafts and with a convolution and a norm; and a launch that flushes these rows.
+//! Tests of deferred write-back. Rows have no pending tokens, have some, flush, are fresh, or are inactive. The same rows run
+//! with drafts, with a convolution and a norm, and in a flush.
 
 use gated_delta_kernels::constants::Element;
 use gated_delta_reference::compare::{
@@ -31,7 +31,7 @@ use crate::tensor::{DType, Tensor};
 
 const ROWS: usize = 6;
 const SLOTS: usize = 7;
-/// R.
+/// R, the number of entries of a ring.
 const ENTRIES: usize = 20;
 /// Pending tokens of each row for N = 8; twice as many for N = 16.
 const LEN: [i32; ROWS] = [0, 3, 8, 5, 77, 2];
@@ -56,7 +56,7 @@ pub fn entries() -> impl Iterator<Item = Entry> {
 pub fn tokens(entry: Entry) -> &'static [usize] {
     match entry.computes() {
         Some(computes) if computes.family.is_parallel() => &[4, 1, 0],
-        // A layer's ring is flushed by the entry that flushes decodes.
+        // The ring of a layer is flushed by the entry that flushes the ring of decodes.
         _ if is_layer(entry) => &[1],
         _ => &[1, 0],
     }
@@ -79,7 +79,7 @@ impl Shape {
         self.tokens.max(1)
     }
 
-    /// N.
+    /// N, the largest number of pending tokens.
     fn most(self) -> usize {
         self.formulation.max_pending()
     }
@@ -113,14 +113,14 @@ struct Memory {
     len: Buffer,
     base: Buffer,
     fresh: Buffer,
-    /// Tensors of the convolution and the norm: x, the convolution's weight and bias, z, the norm's weight.
+    /// Tensors of the convolution and the norm: x, weight and bias of the convolution, z, weight of the norm.
     around: Option<[Buffer; 5]>,
     /// Written tensors: o, pool, keys, updates, decays, windows, inputs.
     written: [Buffer; 7],
 }
 
-/// Launches `entry` with `tokens` tokens, or a flush for 0, as KDA if `per_channel`. Compares all results, and returns the
-/// largest error as a fraction of the allowed error.
+/// Launches `entry` with `tokens` tokens (0: a flush), as KDA if `per_channel`. Compares all results, and returns the largest
+/// error as a fraction of the allowed error.
 pub fn check(
     library: &Library,
     context: Option<&Context>,
@@ -257,7 +257,7 @@ pub fn check(
             floats(DType::Bf16, &of_inputs)?,
         ],
     };
-    // The values as they are stored.
+    // The values after rounding to the stored dtypes.
     let [q, k, v] = [&memory.q, &memory.k, &memory.v].map(Buffer::values);
     let [g, beta] = [&memory.g, &memory.beta].map(Buffer::values);
     let written = memory.written.each_ref().map(Buffer::values);
@@ -355,7 +355,7 @@ pub fn check(
         live(b) && (is_fresh(b) || (of > 0 && (tokens == 0 || ring.flushes(of, tokens))))
     };
     for b in (0..ROWS).filter(|&b| writes(b) && !is_fresh(b)) {
-        // Windows without a ring of inputs have already taken in the new token.
+        // Without a ring of inputs, windows already include the new token.
         let parts = if windows_wait { 2 } else { 1 };
         for (stored, got) in stored.iter_mut().zip(&got).take(parts) {
             let of_slot = got.len() / SLOTS;
@@ -407,7 +407,7 @@ pub fn check(
 
 impl Memory {
     /// # Safety
-    /// The memory is not used otherwise until `stream` has passed the launch.
+    /// Until `stream` has passed the launch, nobody else uses the memory.
     unsafe fn enqueue(
         &mut self,
         library: &Library,
@@ -490,8 +490,8 @@ impl Memory {
         unsafe { library.launch_with(stream, &*work, entry) }
     }
 
-    /// Checks that written elements are within their bounds and all others unchanged, bit for bit. Returns the largest error as a
-    /// fraction of the allowed error.
+    /// Checks that written elements are within their bounds, and that all others are unchanged, bit for bit. Returns the largest
+    /// error as a fraction of the allowed error.
     fn compare(
         &self,
         before: &[Vec<u8>; 7],
@@ -522,7 +522,7 @@ impl Memory {
             let (got, dtype) = (buffer.values(), buffer.dtype());
             let parts = if i == 0 { ROWS } else { SLOTS };
             let (of_part, bytes) = (got.len() / parts, buffer.bytes());
-            // Length of the runs that are compared together: one head of a token, one ring entry of a head, or a whole slot.
+            // Length of the runs that are compared together: one head of a token, one head's ring entry, or a whole slot.
             let run = match i {
                 0 => shape.dim,
                 1 | 5 => of_part,
@@ -541,7 +541,7 @@ impl Memory {
                         0 => shape.tokens > 0,
                         1 => writes(b),
                         5 if windows_wait => writes(b),
-                        // Without a ring of inputs, windows move with every token.
+                        // Without a ring of inputs, every token moves the window.
                         5 => layer && live(b),
                         6 if !windows_wait => false,
                         _ => {

@@ -12,7 +12,7 @@ use crate::stream::StreamRef;
 /// Enqueues `case`.
 ///
 /// # Safety
-/// The tensors are not used otherwise until `stream` has passed the launch.
+/// Until `stream` has passed the launch, nobody else uses the tensors.
 pub unsafe fn enqueue(
     library: &Library,
     stream: StreamRef<'_>,

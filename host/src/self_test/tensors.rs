@@ -28,7 +28,7 @@ pub struct Inputs {
     pub around: Around,
 }
 
-/// Tensors of a convolution, a norm and fresh rows; empty without these.
+/// Tensors of a convolution, a norm and fresh rows; empty if the case has none of these.
 pub struct Around {
     x: Buffer,
     previous_x: Buffer,
@@ -41,7 +41,7 @@ pub struct Around {
 
 /// Tensors of the new or the previous tokens.
 pub struct Tokens {
-    /// Outer dims: `[B, T]`, `[B, T']`, or those of packed rows.
+    /// Outer dims: `[B, T]`, `[B, T']`, or `[1, total]` of packed rows.
     dims: [usize; 2],
     k: Buffer,
     v: Buffer,
@@ -78,7 +78,7 @@ pub struct Views<'a> {
 /// `cu_seqlens` of rows of one token each, at the start of the packed tensor.
 const BOUNDS: [i32; ROWS + 1] = [0, 1, 2, 3];
 
-/// The values of the tokens. For packed rows NaN follows up to [`PACKED`] tokens, which no row reads.
+/// The values of the tokens. For packed rows, NaN fills the tensor up to [`PACKED`] tokens; no row reads these.
 fn padded(case: &Case, values: &[f64]) -> Vec<f64> {
     let mut padded = values.to_vec();
     if case.way.packed {
@@ -100,7 +100,7 @@ impl Around {
         })
     }
 
-    /// The convolution of the new tokens, or of the previous ones in a commit. It reads and writes `windows`.
+    /// The convolution of the new tokens, in a commit of the previous tokens. It reads and writes `windows`.
     pub fn convolution<'a>(
         &'a self,
         case: &Case,

@@ -37,7 +37,7 @@ fn every_entry_on_states_is_right_in_the_simulator() {
     assert!(report.worst_entry.is_some());
 }
 
-/// A family of kernels, and whether a decay is one per key channel.
+/// A family of kernels, and whether it has one decay per key channel.
 fn operator(case: &Case) -> (Family, bool) {
     (case.kind.family, case.kind.per_channel)
 }
@@ -133,8 +133,8 @@ fn first_of_each<T: PartialEq>(
     cases
 }
 
-/// A kernel that computes something else than the reference fails by name: here q and k are normalised in one of them only. Of
-/// cases that differ only in the state dtype one is run; `a_single_wrong_element_fails` is about dtypes.
+/// If a kernel computes something else than the reference, the check fails with the kernel's name. Here only one of both
+/// normalises q and k. Of cases that differ only in the state dtype, one runs; `a_single_wrong_element_fails` covers the dtypes.
 #[test]
 fn a_kernel_with_another_constant_fails_by_name() {
     let truth: Says = |case, values, pool| {
@@ -156,7 +156,7 @@ fn a_kernel_with_another_constant_fails_by_name() {
     }
 }
 
-/// One wrong bit in an input of a window, or of a window's snapshot, fails.
+/// One wrong bit in an input of a window, or of a snapshot of a window, makes the check fail.
 #[test]
 fn a_single_wrong_window_fails() {
     let library = Library::simulator();
@@ -172,7 +172,7 @@ fn a_single_wrong_window_fails() {
             }
             results.check()
         };
-        // Slot 1 is written, slots 0 and 7 must not change.
+        // Slot 1 is written; slots 0 and 7 must not change.
         for slot in [1, 0, 7] {
             let message = spoil(slot * of_slot + 5).unwrap_err();
             let wanted = format!("window in slot {slot}: element 5: wanted ");
@@ -200,7 +200,7 @@ fn a_single_wrong_window_fails() {
     }
 }
 
-/// A small error in one element of one tensor fails; where nothing may be written, any change does.
+/// A small error in one element of one tensor makes the check fail. Where nothing may be written, any change does.
 #[test]
 fn a_single_wrong_element_fails() {
     let library = Library::simulator();

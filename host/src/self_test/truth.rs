@@ -35,8 +35,8 @@ pub struct Truth {
 
 impl Truth {
     /// The exact results of `case`. New tokens start from the states in the pool before the launch. If previous tokens are
-    /// committed, they start from the states that the launch has written to `pool`, since a correct state may be rounded to
-    /// either of two neighbours.
+    /// committed, new tokens start from the states that the launch has written to `pool`, because a correct state may be rounded
+    /// to either of two neighbours.
     pub fn new(case: &Case, values: &Values, pool: &[f64]) -> Result<Self, String> {
         let mut truth = Self {
             o: Vec::new(),
@@ -266,7 +266,7 @@ fn fresh(case: &Case) -> Option<&'static [i64]> {
     case.way.fresh.then_some(&FRESH_ROWS)
 }
 
-/// q after the convolution, `[B, T, H, K]`; `None` without one.
+/// q after the convolution, `[B, T, H, K]`; `None` without a convolution.
 fn query(case: &Case, values: &Values, windows: &[f64]) -> Result<Option<Vec<f64>>, Error> {
     if !case.way.conv {
         return Ok(None);

@@ -34,7 +34,7 @@ pub struct Values {
     pub around: Around,
 }
 
-/// Values of a convolution and a norm; empty without these.
+/// Values of a convolution and a norm; empty if the case has neither.
 #[derive(Default)]
 pub struct Around {
     /// `[B, T, D]`.
@@ -96,7 +96,7 @@ impl Values {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// The next `count` numbers from `low` to `high`, exact in bf16.
+    /// The next `count` numbers in `low`..`high`, exact in bf16.
     pub fn between(&mut self, low: f64, high: f64, count: usize) -> Vec<f64> {
         let next = |_| {
             self.0 ^= self.0 << 13;
@@ -117,7 +117,7 @@ impl Numbers {
         pool
     }
 
-    /// The windows that rows start from, NaN around them.
+    /// The windows that rows start from; all other elements are NaN.
     fn windows(&mut self, case: &Case) -> Vec<f64> {
         let (channels, inputs) = (case.channels(), case.window_inputs());
         let mut windows = vec![f64::NAN; SLOTS * channels * inputs];

@@ -11,7 +11,8 @@ pub(crate) enum Access {
     Write,
     /// A step writes the elements, a flush reads them.
     Ring,
-    /// The launch reads the elements. It also writes them, unless states are read-only or the named tensor is given to write instead.
+    /// The launch reads the elements. It also writes them, unless states are read-only or the named tensor is given as
+    /// destination.
     Update(Argument),
     /// The launch writes the elements, unless states are read-only.
     States,
@@ -34,7 +35,8 @@ pub(crate) enum Unit {
     Launch,
 }
 
-/// Load-time constant that says whether accesses to a tensor are wide. If they are, its address has to stay aligned.
+/// Load-time constant that says whether accesses to a tensor are wide. If they are, its address has to stay aligned to their
+/// width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wide {
     /// No constant: accesses are of single elements, or the kernels have no narrow path.

@@ -8,7 +8,7 @@ use crate::tensor::{DType, Tensor};
 /// Largest number of tokens of a row that the parallel formulation computes together.
 const MAX_SET_TOKENS: usize = 8;
 
-/// Number of tokens up to which f32 states take them one by one: as fast, with the bits of decodes.
+/// Number of tokens up to which f32 states are computed token by token: this is as fast, and has the bits of decodes.
 const FEW_TOKENS: usize = 2;
 
 /// Largest HV / H of the parallel formulation with a convolution or a norm, in GDN.
@@ -62,21 +62,22 @@ impl Request<'_> {
     /// | a step without a ring: T above 16, positions, checkpoints or a workspace | `Chunked` |
     /// | states that tensor cores do not take (K = 96, KDA with K = 64, 16-bit V-last with a convolution or a norm, with a ring all but K-last bf16), T or T' above 8 with a convolution, a norm or a ring, snapshots or token slots | `Recurrent` |
     /// | f32 states, neither T nor T' above 2; 16-bit V-last states, neither above 8 | `Recurrent` |
-    /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or a flush's windows | `Parallel` |
+    /// | with a ring: T above 1, N above 8, `updates` in bf16, `inputs`, or windows of a flush | `Parallel` |
     /// | with a ring: a convolution (without `inputs`, its window moves with every token) | `Recurrent` |
     /// | with a ring: R above N + 1, so that more than one token may come | `Parallel` |
     /// | with a ring: R = N + 1 | `Recurrent` |
     /// | T or T' above 1 | `Parallel` |
-    /// | else | `Recurrent` |
+    /// | all others | `Recurrent` |
     ///
     /// A launch that would be `Parallel` is `Recurrent` if a convolution or a norm has a larger HV / H than a cluster of blocks takes (GDN:
     /// 8, KDA: 4).
     ///
-    /// The choice depends on the layer's settings and on the form of the launch. It never depends on B, rows, lengths, addresses or
-    /// contents, so neither do the bits of results. It depends on the GPU only if the GPU has no clusters of blocks ([`Self::check_on`]). A
-    /// commit has the choice of a step with T equal to its T'. All steps of a ring have the same choice as its flush, so that a step that
-    /// flushes has the bits of a flush. The exception is a layer that can take only single tokens, on a ring with R above N + 1: a
-    /// convolution without `inputs`, or a norm with more value heads than a cluster takes.
+    /// The choice depends on the layer's settings and on the form of the launch. It never depends on B, rows, lengths, addresses
+    /// or contents, so neither do the bits of results. It depends on the GPU only if the GPU lacks the clusters of blocks or the
+    /// shared memory for `Parallel` ([`Self::check_on`]). A commit has the choice of a step with T equal to its T'. All steps of
+    /// a ring have the same choice as its flush, so that a step that flushes has the bits of a flush. The exception is a layer
+    /// that can take only single tokens, on a ring with R above N + 1: a convolution without `inputs`, or a norm with more value
+    /// heads than a cluster takes.
     ///
     /// The choice comes before any check. For tensors of wrong dims it may be any formulation.
     fn choose(&self) -> Formulation {
@@ -111,7 +112,7 @@ impl Request<'_> {
         }
     }
 
-    /// Says whether only a prefill takes the arguments, with T = `tokens`.
+    /// Whether only a prefill takes the arguments, with T = `tokens`.
     #[inline(always)]
     fn has_to_be_chunked(&self, tokens: usize) -> bool {
         let is_step = self.phase == Phase::Step && self.pending.is_none();
@@ -136,13 +137,13 @@ impl Request<'_> {
         }
     }
 
-    /// Says whether there is a convolution or a norm.
+    /// Whether the launch has a convolution or a norm.
     #[inline]
     pub(super) fn is_layer(&self) -> bool {
         self.conv.is_some() || self.norm.is_some() || self.has(Argument::Windows)
     }
 
-    /// Says whether the parallel formulation has kernels for the pool's dtype, layout and K.
+    /// Whether the parallel formulation has kernels for the pool's dtype, layout and K.
     #[inline]
     fn has_parallel_states(&self) -> bool {
         let pool = self.pool().tensor;
@@ -162,7 +163,7 @@ impl Request<'_> {
             }
     }
 
-    /// Says whether the steps of a ring, and its flush, are `Parallel`.
+    /// Whether the steps of a ring, and its flush, are `Parallel`.
     fn is_ring_parallel(&self, pending: &Pending<'_>, tokens: usize) -> bool {
         let is_of_drafts = tokens > 1
             || pending.most > MAX_PENDING
@@ -176,7 +177,7 @@ impl Request<'_> {
         is_of_drafts || may_be()
     }
 
-    /// Says whether a cluster of blocks has room for the value heads of a query/key head, if they are computed together.
+    /// Whether a cluster of blocks has room for the value heads of a query/key head, if they are computed together.
     fn fits_clusters(&self) -> bool {
         if !self.is_layer() {
             return true;

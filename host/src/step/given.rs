@@ -1,5 +1,5 @@
-//! From the arguments of a launch to a request. This runs before every launch, and handles only tensors that are given: the place and the
-//! address of each.
+//! Conversion of the arguments of a launch to a request. It runs before every launch, and handles only the given tensors: the
+//! place and the address of each.
 
 use std::mem::MaybeUninit;
 
@@ -32,7 +32,8 @@ pub(crate) mod sealed {
 /// A request under construction, at its final place in memory.
 struct Given<'r, 'a> {
     request: &'r mut Request<'a>,
-    /// [`Request::present`] so far. It is kept in a register, since a place in memory would make every tensor wait for the last.
+    /// [`Request::present`] so far. It is kept in a register, because in memory every tensor would wait for the store of the
+    /// previous one.
     present: u64,
 }
 
@@ -273,7 +274,7 @@ impl<'r, 'a> Given<'r, 'a> {
     }
 }
 
-/// P of a pool or of windows. It may be called before the check of ranks.
+/// P of a pool or of windows. May be called before the check of ranks.
 #[inline(always)]
 fn slots(pool: &Tensor<'_>) -> u32 {
     pool.dims().or_zero(0) as u32

@@ -14,12 +14,12 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Says whether the GPU has clusters of blocks.
+    /// Whether the GPU has clusters of blocks.
     pub fn has_clusters(self) -> bool {
         self.compute_capability.0 >= 9
     }
 
-    /// Says whether a launch may begin before the previous launch on its stream has ended.
+    /// Whether a launch may begin before the previous launch on its stream has ended (programmatic dependent launch).
     pub fn overlaps(self) -> bool {
         self.machine() >= machine::HOPPER
     }
@@ -54,7 +54,7 @@ pub(crate) const MEASURED_ON: Gpu = Gpu {
     compute_capability: (9, 0),
 };
 
-/// Says whether `entry` is for this machine. Of the scan's entries, those with warpgroups are for Hopper, the others for all other
+/// Whether `entry` is for this machine. The scan's entries with warpgroups are for Hopper only, its other entries for all other
 /// machines.
 pub(crate) fn serves(entry: Entry, machine: u32) -> bool {
     let is_chain = (entry.computes()).is_some_and(|computes| computes.family.is_chain());

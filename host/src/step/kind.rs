@@ -20,14 +20,14 @@ pub(crate) enum Mode {
     Resume,
 }
 
-/// A class of kernels that compute the same and differ only in their tiles.
+/// A class of kernels that compute the same results and differ only in their tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
     pub family: Family,
-    /// The decay is one per key channel (KDA).
+    /// Whether the gates have one decay per key channel (KDA).
     pub per_channel: bool,
     pub mode: Mode,
-    /// Some views are not 16-byte aligned. A resume on tensor cores then has no registers left for two tiles per warp.
+    /// Whether some views are not 16-byte aligned. A resume on tensor cores then has no registers left for two tiles per warp.
     pub narrow: bool,
     pub layout: StateLayout,
     /// bf16, f16 or f32.
@@ -40,12 +40,12 @@ pub(crate) struct Kind {
     pub tokens: u32,
     /// See [`Kind::goes_in_sets`].
     pub in_sets: bool,
-    /// The launch is a prefill with a norm.
+    /// Whether the launch is a prefill with a norm.
     pub norm: bool,
 }
 
 impl Kind {
-    /// Says whether a step of `family` on such states goes through its tokens in sets of 8. `most` is the larger of T and T'.
+    /// Whether a step of `family` on such states processes its tokens in sets of 8. `most` is the larger of T and T'.
     pub fn goes_in_sets(
         family: Family,
         (layout, state): (StateLayout, DType),
@@ -56,17 +56,17 @@ impl Kind {
         family == Family::PARALLEL && (is_long || is_16_bit_v_last)
     }
 
-    /// Says whether the launch is a prefill.
+    /// Whether the launch is a prefill.
     pub fn is_chunked(self) -> bool {
         self.family.is_chunked()
     }
 
-    /// Says whether the launch has one new token and no previous ones.
+    /// Whether the launch has one new token and no previous tokens.
     pub fn is_decode(self) -> bool {
         self.tokens == 1 && self.mode != Mode::Commit
     }
 
-    /// Says whether the kernels compute all value heads of a query/key head together, with a convolution or a norm.
+    /// Whether the kernels compute all value heads of a query/key head together, with a convolution or a norm.
     pub fn is_layer(self) -> bool {
         self.family.layer
     }

@@ -1,4 +1,4 @@
-//! Launches: they use the cache of compiled kernels, and the selected variant or the caller's.
+//! Launches. They use the cache of compiled kernels, and the selected variant or the caller's.
 
 use std::mem::MaybeUninit;
 
@@ -22,9 +22,9 @@ use crate::library::{KernelResources, Library};
 use crate::stream::StreamRef;
 
 impl Library {
-    /// Enqueues a step, a commit or a flush. The arguments are checked, and the compiled kernel is looked up (or compiled, the first time).
-    /// A launch is one kernel; a prefill of longer rows is several, in order ([`Recipe::launches`] lists them). After the first time
-    /// nothing is allocated and nothing is waited for.
+    /// Enqueues a step, a commit or a flush. The arguments are checked, and the compiled kernel is looked up (or compiled, the
+    /// first time). A launch is one kernel. A prefill of longer rows is several kernels, in order ([`Recipe::launches`] lists
+    /// them). After the first time, a launch allocates nothing and waits for nothing.
     ///
     /// [`Recipe::launches`]: crate::raw::Recipe::launches
     ///
@@ -32,8 +32,8 @@ impl Library {
     /// The error of the first rule that the arguments break, with the tensor's name; compile and launch failures.
     ///
     /// # Safety
-    /// Until `stream` has passed the launch, the tensors stay valid, and nobody else uses the memory that it writes (o, snapshots, the
-    /// written slots). No two live rows write one slot.
+    /// Until `stream` has passed the launch, the tensors stay valid, and nobody else uses the memory that the launch writes (o,
+    /// snapshots, the written slots). No two live rows write one slot.
     pub unsafe fn launch<W: Work + ?Sized>(
         &self,
         stream: StreamRef<'_>,
@@ -47,8 +47,8 @@ impl Library {
     /// [`Library::launch`] with a variant of the caller's choice, for tuning and tests.
     ///
     /// # Errors
-    /// The errors of [`Library::launch`]. [`Error::Unsupported`] for a variant that is not one of [`Work::variants`], or that runs in
-    /// clusters of blocks on a GPU without them.
+    /// The errors of [`Library::launch`]. [`Error::Unsupported`] for a variant that is not one of [`Work::variants`], or that
+    /// uses clusters of blocks on a GPU without clusters.
     ///
     /// # Safety
     /// The rules of [`Library::launch`] hold.
@@ -111,8 +111,8 @@ impl Library {
         })
     }
 
-    /// Registers and memory of every variant of `work`, each compiled for these arguments. Of a prefill in splits the scan is there
-    /// twice, for both of its passes.
+    /// Registers and memory of every variant of `work`, each compiled for these arguments. For a prefill in splits, the scan is
+    /// listed twice, once for each of its passes.
     ///
     /// # Errors
     /// The errors of [`Library::prewarm`]; [`Error::Unsupported`] in the simulator, which compiles nothing.

@@ -30,7 +30,8 @@ impl Lengths {
         }
     }
 
-    /// Says whether nothing is launched, since there are no rows. A row without tokens is launched: it may copy its state to another slot.
+    /// Whether nothing is launched, because there are no rows. A row without tokens is launched: it may copy its state to another
+    /// slot.
     pub fn are_nothing(&self) -> bool {
         self.rows == 0
     }
@@ -62,24 +63,24 @@ impl Request<'_> {
 }
 
 impl Lengths {
-    /// Says whether all rows have at most 64 tokens.
+    /// Whether all rows have at most 64 tokens.
     pub fn are_short(&self) -> bool {
         self.longest <= u64::from(CHUNK)
     }
 
-    /// Says whether all rows have at most one token.
+    /// Whether all rows have at most one token.
     pub fn are_single(&self) -> bool {
         self.longest <= 1
     }
 
-    /// Says whether rows of one token get a launch of their own, concurrently with the scan. It is so if rows are on average at most half
-    /// as long as the longest: there may be many rows of one token then. Only the GPU knows their number.
+    /// Whether rows of one token get a launch of their own, concurrently with the scan. They do if rows are on average at most
+    /// half as long as the longest row, because many rows may then have one token. Only the GPU knows their number.
     pub fn has_singles(&self) -> bool {
         !self.are_short() && 2 * self.total <= u64::from(self.rows) * self.longest
     }
 
-    /// Number of rows for the choice of the scan's tile. If rows of one token have a launch of their own, it is the largest possible number
-    /// of rows as long as the longest.
+    /// Number of rows for the choice of the scan's tile. If rows of one token have a launch of their own, this is the largest
+    /// possible number of rows that are as long as the longest one.
     pub fn likely_rows(&self) -> u32 {
         match self.has_singles() {
             true => self.rows.min(self.total.div_ceil(self.longest) as u32),
@@ -87,10 +88,10 @@ impl Lengths {
         }
     }
 
-    /// Grid size in z of a scan with `blocks_of_row` blocks for each row, one block on each multiprocessor. If there are more rows than run
-    /// at once, blocks may be persistent and process several rows. They are persistent if rows of one token have a launch of their own.
-    /// They are persistent too if lengths are about even, and processing whole rows in turn takes hardly longer than distributing single
-    /// blocks over all multiprocessors.
+    /// Grid size in z of a scan with `blocks_of_row` blocks for each row, one block on each multiprocessor. If more rows exist
+    /// than run concurrently, blocks may be persistent and process several rows. They are persistent if rows of one token have a
+    /// launch of their own. They are also persistent if lengths are about even, and processing whole rows in turn takes hardly
+    /// longer than distributing single blocks over all multiprocessors.
     pub fn turns(&self, blocks_of_row: u64, gpu: Gpu) -> u32 {
         let multiprocessors = u64::from(gpu.multiprocessors);
         let at_once = (multiprocessors / blocks_of_row) as u32;
@@ -112,7 +113,7 @@ impl Lengths {
         units(self.total, self.rows.into(), self.positions)
     }
 
-    /// The number of `units` for a grid, which has blocks for at least one.
+    /// [`Self::units`] for a grid, which has blocks for at least one unit.
     pub fn units_in_grid(&self) -> u32 {
         self.units().max(1) as u32
     }

@@ -1,18 +1,18 @@
-//! A step of a layer: the new tokens of every sequence, the states that they start from, and the places that their states go to.
+//! A step of a layer: the new tokens of every sequence, the states that they start from, and the places to write their states to.
 //!
 //! [`Gdn`] and [`Kda`] are the steps of the two kinds of layer. [`GdnCommit`] and [`KdaCommit`] advance states and have no output. A decode
 //! is a step of one token. T and the options decide which kernels compute a step, unless a [`Formulation`] is named.
 //!
 //! | states | start and end of a row's state |
 //! |---|---|
-//! | [`States::update`] | row b starts from slot b; its state after the last token goes back to slot b |
+//! | [`States::update`] | row b starts from slot b; its state after the last token is written back to slot b |
 //! | `.slots`, `.write_slots`, `.write_pool` | as above, with other slots, or another pool to write |
 //! | [`States::read_only`] | no state is written |
-//! | [`States::per_token`] | the row starts from one of its token slots; the state after each token goes to a slot of its own |
+//! | [`States::per_token`] | the row starts from one of its token slots; the state after each token is written to its own slot |
 //!
 //! | option of a step | effect |
 //! |---|---|
-//! | [`Step::snapshots`] | the state after every token also goes to a separate tensor |
+//! | [`Step::snapshots`] | the state after every token is also written to a separate tensor |
 //! | [`Step::packed`] | rows have different lengths, and their tokens are concatenated |
 //! | [`Step::previous`] | the accepted tokens of the last step are committed before the new tokens are verified: a *resume* |
 //! | [`Inputs::conv`] | q, k and v are computed from the layer's projection by its short convolution |
@@ -20,20 +20,20 @@
 //! | [`Step::fresh`] | some rows start from a state of zeros, whatever their slots hold |
 //! | [`Step::pending`] | deferred write-back: recent tokens stay in a ring, and a decode writes a state once in eight steps |
 //!
-//! Each of these options except the last works with any T and with every way of keeping states. A convolution's windows are kept as the
-//! states are: see [`Convolution`].
+//! Each of these options except the last works with any T and with every way of keeping states. A convolution's windows are kept
+//! in the same way as the states: see [`Convolution`].
 //!
-//! A *prefill* is a step whose rows may have more than 16 tokens. It wants [`States::update`], and takes no snapshots and no previous
-//! tokens. Three options belong to prefills alone. Each of them makes a step a prefill:
+//! A *prefill* is a step whose rows may have more than 16 tokens. It requires [`States::update`], and takes no snapshots and no
+//! previous tokens. Three options belong to prefills alone. Each of them makes a step a prefill:
 //!
 //! | option of a prefill | effect |
 //! |---|---|
 //! | [`Step::positions`] | the number of tokens of the sequence before each row |
-//! | [`Step::checkpoints`] | the state (and window) after every so many tokens goes to a slot of its own, for prefix caching |
-//! | [`Step::workspace`] | scratch memory, needed by rows of more than 64 tokens |
+//! | [`Step::checkpoints`] | the state (and window) after every `every` tokens is written to its own slot, for prefix caching |
+//! | [`Step::workspace`] | scratch memory, needed by rows of more than 64 tokens (on GPUs other than Hopper: of more than one) |
 //!
-//! After a verify that wrote no state there are two ways to continue. A [`Commit`] replays the accepted tokens into the pool. Or the next
-//! step is a resume, which reads and writes each state once, whatever T is.
+//! After a verify that wrote no state, an engine continues in one of two ways. A [`Commit`] replays the accepted tokens into the
+//! pool. Or the next step is a resume, which reads and writes each state once, whatever T is.
 //!
 //! An example on the simulator: a verify of two drafted tokens, then a commit of the first.
 //!

@@ -69,7 +69,7 @@ struct OfLengths {
     launches: Sequence<RawFunction>,
 }
 
-/// A compiled kernel of a problem, and what it is of.
+/// A compiled kernel of a problem, with its entry and pass.
 pub(super) type Compiled = ((Entry, Pass), RawFunction);
 
 impl Plan {
@@ -97,8 +97,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The compiled function for `batch` rows and its launch shape, for an engine that launches functions directly. The function has one
-    /// parameter: the bytes of a [`LayerParams`](crate::raw::LayerParams), or with deferred write-back of a
+    /// The compiled function for `batch` rows and its launch shape, for an engine that launches functions directly. The function
+    /// has one parameter: the bytes of a [`LayerParams`](crate::raw::LayerParams), or, with deferred write-back, of a
     /// [`DeferredParams`](crate::raw::DeferredParams).
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use gated_delta_kernels::step::StepConstants;
 
 use super::kind::Kind;
 
-/// Everything that a launch is compiled for: all but the addresses, B, P and the `total` of packed rows.
+/// Everything that a launch is compiled for: all arguments except the addresses, B, P and the `total` of packed rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Problem {
     pub kind: Kind,
@@ -15,22 +15,22 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Says whether each row's final state is written, by an update or by a commit.
+    /// Whether each row's final state is written, by an update or by a commit.
     pub fn writes_final(&self) -> bool {
         self.constants.update_state != 0 || self.constants.previous_tokens != 0
     }
 
-    /// Says whether the launch is a prefill.
+    /// Whether the launch is a prefill.
     pub fn is_chunked(&self) -> bool {
         self.kind.is_chunked()
     }
 
-    /// Says whether the kernels are those for Hopper, whose warpgroups multiply.
+    /// Whether the kernels are those for Hopper, whose warpgroups multiply (wgmma).
     pub fn is_on_hopper(&self) -> bool {
         self.constants.machine == machine::HOPPER
     }
 
-    /// Says whether the scan leaves o of chunks of one token for a later norm.
+    /// Whether the scan leaves o of chunks of one token to a later norm.
     pub fn leaves_tokens(&self) -> bool {
         self.is_chunked() && leaves_tokens(&self.constants, self.kind.v_dim)
     }

@@ -15,21 +15,22 @@ use crate::tensor::{Memory, Tensor};
 /// The kinds of tokens in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// New tokens, with or without previous ones.
+    /// Step: new tokens, with or without previous tokens.
     Step,
-    /// Previous tokens only: the first of them become part of the states.
+    /// Commit: previous tokens only. The first of them become part of the states.
     Commit,
-    /// Pending tokens only: all of them become part of the states.
+    /// Flush: pending tokens only. All of them become part of the states.
     Flush,
 }
 
 /// Number of words in [`Switches`].
 pub(crate) const SWITCHES: usize = 8;
 
-/// Everything besides tensors that a check depends on, with floats as their bits.
+/// Everything except tensors that a check depends on. Floats are stored as their bits.
 pub(crate) type Switches = [u64; SWITCHES];
 
-/// Sorts of launches. The last launch of each sort is remembered, so that an engine that alternates between them finds all of them.
+/// Sorts of launches. The last launch of each sort is remembered, so that an engine that alternates between sorts hits every
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
     Decode,
@@ -46,7 +47,7 @@ pub(super) struct New<'a> {
     pub o: Named<'a>,
 }
 
-/// Tokens whose first ones are committed.
+/// Tokens of which the first ones are committed.
 #[derive(Clone, Copy)]
 pub(super) struct Kept<'a> {
     pub inputs: KeptInputs<'a>,
@@ -66,7 +67,7 @@ pub(super) enum KeptInputs<'a> {
 }
 
 impl<'a> KeptInputs<'a> {
-    /// Pairs the tensors with their names, those of k, v and x.
+    /// Pairs the tensors with the given names of k, v and x.
     fn of(stored: &'a Stored<'a>, [k_name, v_name, x_name]: [&'static str; 3]) -> Self {
         match stored {
             Stored::Kv { k, v } => Self::Kv([named(k_name, k), named(v_name, v)]),
@@ -176,7 +177,7 @@ impl<'a> Request<'a> {
         self.given[argument as usize]
     }
 
-    /// Says whether a tensor is given.
+    /// Whether a tensor is given.
     #[inline(always)]
     pub(crate) fn has(&self, argument: Argument) -> bool {
         self.given[argument as usize].is_some()
@@ -197,7 +198,7 @@ impl<'a> Request<'a> {
     /// The name of an argument in these arguments.
     pub(crate) fn name(&self, argument: Argument) -> &'static str {
         let [gate, beta, previous_gate, previous_beta] = *self.gates.names;
-        // Tokens of a commit are not called "previous": no other tokens are there.
+        // The tokens of a commit are not called "previous", because a commit has no other tokens.
         match (argument, self.phase) {
             (Argument::Gate, _) | (Argument::PreviousGate, Phase::Commit) => gate,
             (Argument::Beta, _) | (Argument::PreviousBeta, Phase::Commit) => beta,
@@ -219,7 +220,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The tokens whose first ones are committed.
+    /// The tokens of which the first ones are committed.
     pub(super) fn previous_tokens(&self) -> Option<Kept<'a>> {
         let [k, v, x] = [
             Argument::PreviousK,
@@ -236,7 +237,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// B, the number of rows. It may be called before the check of ranks.
+    /// B, the number of rows. May be called before the check of ranks.
     #[inline(always)]
     pub(crate) fn batch(&self) -> u32 {
         let first = |tensor: &Tensor<'_>| tensor.dims().or_zero(0);
@@ -259,7 +260,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The convolution of the new tokens, or of the tokens of a commit. `None` if q, k and v are given.
+    /// The convolution of the new tokens, or of the tokens of a commit. `None` if the launch gets q, k and v.
     pub(crate) fn conv(&self) -> Option<&'a Convolution<'a>> {
         self.conv
     }
@@ -285,8 +286,8 @@ impl<'a> Request<'a> {
         self.checkpoint_every
     }
 
-    /// Everything besides tensors that the choice of a formulation, [`Request::check`] and the choice of a variant depend on. Floats are
-    /// compared by their bits: −0 and 0 are different constants.
+    /// Everything except tensors that the choice of a formulation, [`Request::check`] and the choice of a variant depend on.
+    /// Floats are compared by their bits, because −0 and 0 are different constants.
     #[inline(always)]
     pub(super) fn switches(&self, variant: Option<Entry>) -> Switches {
         let (gates, options) = (&self.gates, self.options);
@@ -301,7 +302,7 @@ impl<'a> Request<'a> {
             options.qk_l2norm.into(),
             options.formulation as u8,
         ];
-        // Each flag uses the bits up to the next one. Only a kind of gates with a lower bound has one.
+        // Each flag uses the bits up to the next flag. Only one kind of gates has a lower bound.
         let flags = u32::from(gates.per_channel)
             | u32::from(gates.beta_logit) << 1
             | u32::from(self.read_only) << 2
@@ -346,7 +347,7 @@ impl<'a> Request<'a> {
         tensors
     }
 
-    /// Says whether a launch writes a tensor.
+    /// Whether a launch writes a tensor.
     pub(crate) fn writes(&self, argument: Argument) -> bool {
         match argument.access() {
             Access::Read => false,
@@ -362,13 +363,13 @@ impl<'a> Request<'a> {
         check_memory(memory, &self.tensors(), |at| self.writes(Argument::ALL[at]))
     }
 
-    /// Says whether the request is a prefill.
+    /// Whether the request is a prefill.
     #[inline(always)]
     pub(crate) fn is_chunked(&self) -> bool {
         self.formulation == Formulation::Chunked
     }
 
-    /// Says whether the rows are packed and, by the caller's `max_tokens`, have at most 64 tokens each.
+    /// Whether the rows are packed and, by the caller's `max_tokens`, have at most 64 tokens each.
     pub(super) fn promises_short_rows(&self) -> bool {
         self.has(Argument::CuSeqlens) && self.max_tokens <= CHUNK as usize
     }

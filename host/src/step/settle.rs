@@ -1,4 +1,4 @@
-//! The step from arguments to a problem that some kernel computes.
+//! The stage from a request to a problem that some kernel computes.
 
 use super::args::Formulation;
 use super::gpu::Gpu;
@@ -15,8 +15,9 @@ impl Request<'_> {
         Ok(problem)
     }
 
-    /// [`Self::check`] for a GPU. If the library chose `Parallel` for a layer, and this needs clusters of blocks or shared memory that the
-    /// GPU lacks, the problem becomes `Recurrent`. The choice is the same for every launch on a GPU, so that bits are stable.
+    /// [`Self::check`] for a GPU. If the library chose `Parallel` for a layer, and the GPU lacks the clusters of blocks or the
+    /// shared memory for it, the problem becomes `Recurrent`. The choice is the same for every launch on a GPU, so that bits are
+    /// stable.
     pub(super) fn check_on(&self, gpu: Gpu) -> Result<Problem, Error> {
         let problem = self.check()?.on(gpu);
         let is_left = self.options.formulation == Formulation::Auto && self.pending.is_none();

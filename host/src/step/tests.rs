@@ -120,7 +120,7 @@ fn with_states<G>(
     step
 }
 
-/// The family of kernels, and whether the decay is one per key channel.
+/// The family of kernels, and whether the gates have one decay per key channel.
 fn operator(work: &dyn Work) -> (Family, bool) {
     let kind = work.request().check().unwrap().kind;
     (kind.family, kind.per_channel)
@@ -285,7 +285,7 @@ fn a_plan_names_the_address_that_is_less_aligned() {
     problem.check_aligned(&params).unwrap();
 }
 
-/// A plan's kernel for each B is the one that a launch of that B selects, on GPUs of several sizes.
+/// For each B, a plan has the kernel that a launch with this B selects, on GPUs of several sizes.
 #[test]
 fn a_plan_has_the_launches_of_every_b() {
     let mut steps = 0;
@@ -357,7 +357,7 @@ fn bytes_are_each_start_state_each_kept_state_and_every_other_tensor() {
     );
 }
 
-/// The family of kernels follows from the formulation, T and the places that states go to.
+/// The family of kernels follows from the formulation, T and the places where states are written.
 #[test]
 fn a_family_follows_from_t_and_options() {
     let family = |work: &dyn Work| work.selected().unwrap().operator();

@@ -17,8 +17,9 @@ use crate::tensor::Memory;
 /// The arguments of a launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit or flush of either operator. A prefill may
 /// enqueue several kernels.
 pub trait Work: sealed::Work {
-    /// Lists every compiled variant that computes these arguments on an H200, whether it is the fastest or not. Of a prefill, the variants
-    /// are of the last of its launches. [`Library::variants`](crate::Library::variants) lists those of another GPU.
+    /// Lists every compiled variant that computes these arguments on an H200, whether it is the fastest or not. For a prefill,
+    /// these are the variants of its main launch, which is the scan if there is one.
+    /// [`Library::variants`](crate::Library::variants) lists the variants for another GPU.
     ///
     /// # Errors
     /// The error of the first rule that the arguments break.
@@ -28,14 +29,14 @@ pub trait Work: sealed::Work {
         Ok(problem.variants(&request.lengths()).collect())
     }
 
-    /// The [formulation](crate::Options::formulation) of a launch of these arguments: the one that they name, or the choice of
-    /// [`Formulation::Auto`] on a GPU with clusters of blocks. Never `Auto` itself.
+    /// The [formulation](crate::Options::formulation) of a launch of these arguments: the formulation that they name, or the
+    /// choice of [`Formulation::Auto`] on a GPU with clusters of blocks. Never `Auto` itself.
     fn formulation(&self) -> Formulation {
         self.request().formulation
     }
 
-    /// The variant that a launch selects on an H200. [`Library::selected`](crate::Library::selected) returns that of another GPU. All
-    /// variants have results of the same bits.
+    /// The variant that a launch selects on an H200. [`Library::selected`](crate::Library::selected) returns the variant for
+    /// another GPU. All variants give results of the same bits.
     ///
     /// # Errors
     /// The errors of [`Work::variants`].
@@ -52,12 +53,12 @@ pub trait Work: sealed::Work {
         self.request().bytes()
     }
 
-    /// Size in bytes of the [workspace](super::Step::workspace) that is enough for a launch on any GPU; 0 if none is needed. On Hopper rows
-    /// of at most 64 tokens need none.
+    /// Size in bytes of the [workspace](super::Step::workspace) that is enough for a launch on any GPU; 0 if no workspace is
+    /// needed. On Hopper, rows of at most 64 tokens need no workspace.
     ///
-    /// The size depends on B, T or the `total` of packed rows, heads and dims, and on whether there are positions or a norm. It is larger
-    /// if v is stored in the workspace too: if v is convolved or f32, or if a view of q, k, v or o is not 16-byte aligned. It grows with B
-    /// and with T, so that the size for the largest launch is enough for all launches that are otherwise alike.
+    /// The size depends on B, T or the `total` of packed rows, heads and dims, and on whether the step has positions or a norm.
+    /// It is larger if the workspace also holds v: if v is convolved or f32, or if a view of q, k, v or o is not 16-byte aligned.
+    /// It grows with B and with T. The size for the largest launch is therefore enough for all launches that are otherwise alike.
     ///
     /// # Errors
     /// The errors of [`Work::variants`].
@@ -67,8 +68,8 @@ pub trait Work: sealed::Work {
         Ok(problem.workspace_bytes_anywhere(&request.lengths()) as usize)
     }
 
-    /// Addresses and sizes, as a kernel takes them. Of a prefill this is only the beginning of the parameter; [`Recipe::params`] is the
-    /// whole.
+    /// Addresses and sizes, as a kernel takes them. For a prefill this is only the start of the parameter; [`Recipe::params`] has
+    /// all of it.
     fn params(&self) -> LayerParams {
         *self.request().params()
     }
@@ -82,8 +83,8 @@ pub trait Work: sealed::Work {
         self.request().recipe(MEASURED_ON)
     }
 
-    /// [`Work::recipe`] for a GPU with this number of multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`) and this compute
-    /// capability. The fastest tile depends on how often the blocks fill the GPU; clusters of blocks need 9.0.
+    /// [`Work::recipe`] for a GPU with this number of multiprocessors (`CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`) and this
+    /// compute capability. The fastest tile depends on how many waves the blocks need on the GPU; clusters of blocks need 9.0.
     ///
     /// # Errors
     /// The errors of [`Work::recipe`].
@@ -101,7 +102,7 @@ pub trait Work: sealed::Work {
 
 impl<W: sealed::Work> Work for W {}
 
-/// Numbers and kernels of a launch.
+/// Results of [`Work`] for a request.
 impl Request<'_> {
     /// See [`Work::recipe`](super::Work::recipe).
     pub(super) fn recipe(&self, gpu: Gpu) -> Result<Recipe, Error> {
@@ -159,7 +160,7 @@ impl Request<'_> {
         let windows = self.windows().map_or(0, |[read, _]| {
             let taps = u64::from(problem.constants.taps);
             let (window, of_each_token) = (taps - 1, self.has(Argument::WindowSnapshots));
-            // With token slots a row writes its window without the oldest input, and its own inputs.
+            // With token slots, a row writes its window without the oldest input, and the inputs of its tokens.
             let in_slots = match (self.has(Argument::TokenSlots), self.pending) {
                 (true, _) => rows * (window - 1) + tokens,
                 // Windows are written in every step, even if the state is not, except with a ring of inputs.

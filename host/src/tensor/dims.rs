@@ -14,7 +14,7 @@ pub const MAX_DIMS: usize = 5;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
-    /// 0 behind the last.
+    /// Values after the first `len` are 0.
     pub(super) values: [usize; MAX_DIMS],
     pub(super) len: usize,
 }
@@ -26,10 +26,10 @@ impl Hash for Dims {
 }
 
 impl Dims {
-    /// The numbers of `values`.
+    /// Creates dims or strides from `values`, outermost first.
     ///
     /// # Errors
-    /// [`Error::Range`] where there are more than [`MAX_DIMS`].
+    /// [`Error::Range`] if there are more than [`MAX_DIMS`] values.
     pub fn new(values: &[usize]) -> Result<Self, Error> {
         let mut dims = Self {
             values: [0; MAX_DIMS],
@@ -46,13 +46,13 @@ impl Dims {
         Ok(dims)
     }
 
-    /// The number of a dim; 0 if there is no such dim.
+    /// The value for `dim`; 0 if the tensor has no such dim.
     #[inline(always)]
     pub(crate) const fn or_zero(&self, dim: usize) -> usize {
         self.values[dim]
     }
 
-    /// Strides of a contiguous tensor of these dims; [`Error::Range`] where they overflow.
+    /// Strides of a contiguous tensor of these dims, in elements; [`Error::Range`] if they overflow.
     pub(super) fn contiguous_strides(&self) -> Result<Self, Error> {
         let mut strides = *self;
         let mut stride = 1usize;

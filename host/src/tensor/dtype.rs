@@ -10,9 +10,9 @@ use bytemuck::NoUninit;
 pub enum DType {
     /// 32-bit float.
     F32,
-    /// Brain float.
+    /// 16-bit brain float (bfloat16).
     Bf16,
-    /// Half float.
+    /// 16-bit IEEE float.
     F16,
     /// 32-bit signed integer.
     I32,
@@ -52,7 +52,7 @@ impl fmt::Display for DType {
 /// # Safety
 /// The type's size, alignment and bits are those of [`DeviceElement::DTYPE`].
 pub unsafe trait DeviceElement: Copy + Send + Sync + 'static {
-    /// Its dtype.
+    /// The dtype of this Rust type.
     const DTYPE: DType;
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// Access of a row to a state or a window.
+/// Access of a row to a state or a window: a range of addresses in bytes.
 #[derive(Clone, Copy)]
 pub struct Access {
     /// First address.
@@ -38,7 +38,7 @@ impl Access {
         }
     }
 
-    /// Says whether both accesses are to the same state.
+    /// Whether both accesses are to the same state.
     pub fn is_of(&self, other: &Self) -> bool {
         (self.start, self.end) == (other.start, other.end)
     }

@@ -121,7 +121,7 @@ fn read(library: &Library, indices: Named<'_>) -> Result<Vec<i64>, Error> {
     Ok(numbers(&bytes, tensor.dtype()))
 }
 
-/// Copies the bytes at `address` to `to`. They belong to a tensor in the memory of `library`, which the caller ensures.
+/// Copies the bytes at `address` to `to`. The caller ensures that they belong to a tensor in the memory of `library`.
 fn copy(library: &Library, address: u64, to: &mut [u8]) -> Result<(), Error> {
     match library.context() {
         Some(context) => {

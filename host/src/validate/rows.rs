@@ -1,4 +1,4 @@
-//! The behaviour of each row, by the rules of the kernels.
+//! The accesses of each row, by the rules of the kernels.
 
 use super::hazard::{Access, Accesses, Place};
 use super::indices::Indices;
@@ -61,12 +61,12 @@ impl Indices<'_> {
         Ok((report, uses))
     }
 
-    /// Says whether the launch has previous tokens.
+    /// Whether the launch has previous tokens.
     fn has_previous(&self) -> bool {
         self.previous_tokens > 0
     }
 
-    /// Says whether the launch is a flush: pending tokens and no new ones.
+    /// Whether the launch is a flush: pending tokens and no new tokens.
     fn is_flush(&self) -> bool {
         self.numbers(Argument::PendingLen).is_some() && self.tokens == 0
     }
@@ -160,7 +160,7 @@ impl Indices<'_> {
             } else {
                 Some(self.token_start(b, slots)?)
             };
-            // The window is in the slot of the first token, from whichever slot the state starts.
+            // The window is in the slot of the first token, whichever slot the state starts from.
             let window = match self.windows {
                 Some(of) => {
                     let [read, written] = of.map(|windows| self.slot(slots[0], windows));
@@ -204,7 +204,7 @@ impl Indices<'_> {
             }
             self.check_pending(b, is_fresh)?;
             let end = self.slot(write, self.write_pool);
-            // A fresh row ignores its read slot, so that its write slot is checked here.
+            // A fresh row ignores its read slot. Its write slot is therefore checked here.
             if is_fresh && end.is_none() {
                 return Err((write_name, write));
             }
@@ -247,8 +247,8 @@ impl Indices<'_> {
         Ok(skipped)
     }
 
-    /// Adds the accesses of row `b` without tokens. Its state and window are copied from `start` (or are zeros if the row is fresh) to
-    /// `end`. In place nothing is touched.
+    /// Adds the accesses of row `b` without tokens. Its state and window are copied from `start` to `end`; if the row is fresh,
+    /// zeros are written. In place nothing is touched.
     fn carry(&self, b: usize, (start, end): (Option<usize>, usize), uses: &mut Uses) {
         let of = |accesses: &mut Accesses, pools: [Named<'_>; 2], access: AccessOf| {
             let write = access(pools[1], end, b, None);
@@ -304,8 +304,8 @@ fn slot_access(pool: Named<'_>, slot: usize, row: usize, token: Option<usize>) -
     )
 }
 
-/// Access to the window in `slot`. It covers all elements that the window spans or, if windows of other slots lie between them, the first
-/// element.
+/// Access to the window in `slot`. The access covers all elements that the window spans. If windows of other slots lie between
+/// them, it covers only the first element.
 fn window_access(windows: Named<'_>, slot: usize, row: usize, token: Option<usize>) -> Access {
     let step = windows.tensor.strides()[0];
     let place = Place {
@@ -318,8 +318,8 @@ fn window_access(windows: Named<'_>, slot: usize, row: usize, token: Option<usiz
     Access::new(windows.tensor, slot * step, len, place)
 }
 
-/// Number of elements that a window spans, whose channels are dim `channels`. 1 if the span is larger than `step`, the distance to the next
-/// window.
+/// Number of elements that a window spans, whose channels are dim `channels`. 1 if the span is larger than `step`, the distance
+/// to the next window in elements.
 fn window_len(windows: Named<'_>, channels: usize, step: usize) -> usize {
     let (dims, strides) = (windows.tensor.dims(), windows.tensor.strides());
     let last: usize = (channels..dims.len())

@@ -145,14 +145,14 @@ fn a_slot_that_one_row_reads_and_another_writes_is_refused() {
     let message =
         "row 1 reads slot 1 of pool, and row 0 writes slot 1 of pool: nothing orders them";
     refused(&decode(states), message);
-    // Another pool has other states. The same memory under another name does not.
+    // Another pool has other states. The same memory under another name has the same states.
     accepted(&decode(states.write_pool(pool())), 3, &[]);
     let states = states.write_pool(states.pool.narrow(0, 1, SLOTS - 1).unwrap());
     accepted(&decode(states.write_slots(ints(&[4, 3, 1]))), 3, &[]);
     let message =
         "row 1 reads slot 1 of pool, and row 2 writes slot 0 of write_pool: nothing orders them";
     refused(&decode(states.write_slots(ints(&[4, 1, 0]))), message);
-    // Rows may share a state that none writes.
+    // Rows may share a state that no row writes.
     let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
     accepted(&decode(shared), 3, &[]);
 }
@@ -216,7 +216,7 @@ fn convolved(
     step
 }
 
-/// States in another pool do not race, but windows that stay in place do.
+/// States in another pool do not race, but windows in place do.
 #[test]
 fn windows_race_as_states_do() {
     let windows = || floats(&[SLOTS, 3 * DIM, 3]);
@@ -246,7 +246,7 @@ fn windows_race_as_states_do() {
     let shared = States::read_only(pool()).slots(ints(&[1, 1, 1]));
     accepted(&convolved(shared, both, None), 3, &[]);
 
-    // Token-major windows, and windows with those of other slots between their channels.
+    // Token-major windows, and windows whose channels are interleaved with those of other slots.
     for strides in [[9 * DIM, 1, 3 * DIM], [3, 3 * SLOTS, 1]] {
         let windows = windows().with_strides(&strides).unwrap();
         accepted(
@@ -339,7 +339,7 @@ fn bounds_rise_from_0_within_the_tensors() {
     }
 }
 
-/// A row without tokens reads and writes as any row does, but touches nothing in place.
+/// A row without tokens reads and writes like any other row, but touches nothing in place.
 #[test]
 fn a_row_without_tokens_carries_its_state() {
     let step = |read, write| step([1, 5], slots(read, write)).packed(ints(&[0, 2, 2, 4]), TOKENS);
@@ -392,7 +392,7 @@ fn convolved_tokens(
     step
 }
 
-/// A row's window is in the slot of its first token, from whichever slot its state starts.
+/// A row's window is in the slot of its first token, whichever slot its state starts from.
 #[test]
 fn a_window_has_one_of_the_token_slots() {
     let step = |slots, accepted: [i32; ROWS]| {
@@ -435,7 +435,7 @@ fn a_window_has_one_of_the_token_slots() {
     accepted(&verify(states).fresh(ints(&[1, 0, 0])), 3, &[]);
     accepted(&verify(states), 2, &[(0, "accepted", 9)]);
 
-    // The slot of a pool to read and the same slot of a pool to write are two states.
+    // A slot of the read pool and the same slot of the written pool are two states.
     let states = token_slots([0, 1, 2, 3, 4, 5]).write_pool(pool());
     accepted(&convolved_tokens(states, 4, Some(small(SLOTS))), 3, &[]);
     let shared = token_slots([1, 0, 1, 2, 3, 4]).write_pool(pool());
@@ -505,13 +505,13 @@ fn window_snapshots_over_the_windows_are_refused() {
     let apart = floats(&[ROWS, TOKENS, channels, 3]);
     let swapped = apart.with_strides(&[window, ROWS * window, 3, 1]).unwrap();
     accepted(&step(windows, swapped), 3, &[]);
-    // Snapshots with those of other tokens between the inputs of one.
+    // Snapshots in which inputs of other tokens lie between the inputs of one token.
     let between = swapped
         .with_strides(&[1, ROWS, ROWS * TOKENS * 3, ROWS * TOKENS])
         .unwrap();
     accepted(&step(windows, between), 3, &[]);
 
-    // With token slots. Rows 0 to 2 have windows in the first, third and fifth slot.
+    // With token slots: rows 0 to 2 have their windows in the first, third and fifth slot.
     let all = floats(&[SLOTS + ROWS * TOKENS, channels, 4]);
     let per_token = |first: usize| {
         let mut step = convolved_tokens(token_slots([0, 1, 2, 3, 4, 5]), 4, None);
@@ -574,7 +574,8 @@ fn rows_of_a_prefill_are_of_any_length() {
     );
 }
 
-/// Positions decide which entries are used: row 0 reaches no multiple of 64, row 1 reaches one at its fourth token, row 2 at its last.
+/// Positions decide which entries are used: row 0 reaches no multiple of 64, row 1 reaches one at its fourth token, and row 2 at
+/// its last token.
 #[test]
 fn slots_of_checkpoints_are_those_of_no_other_store() {
     let at = [0, 60, 4];
@@ -596,7 +597,7 @@ fn slots_of_checkpoints_are_those_of_no_other_store() {
         &checkpoints(&at, &[0, 1, 5]),
         "row 1 writes slot 1 of pool, and row 1 writes slot 1 of pool after token 3: nothing orders them",
     );
-    // The slot that another row starts from.
+    // The slot is one that another row starts from.
     let states = slots(&[0, 1, 3], &[0, 1, 2]);
     let step = Gdn {
         states: states.into(),
@@ -655,7 +656,7 @@ fn rows_whose_ring_has_no_such_entry_are_reported() {
     let rows = waiting(&[0, 1, 2], &[4, 0, 0], &[6, 5, -1]);
     let dead = [(0, "pending base", 6), (2, "pending base", -1)];
     accepted(&rows, 1, &dead);
-    // A fresh row has no pending tokens, whatever its `len` says.
+    // A fresh row has no pending tokens, whatever its `len`.
     let rows = waiting(&[0, 1, 2], &[9, 9, 4], &[0, 0, 0]).fresh(ints(&[1, 0, 1]));
     accepted(&rows, 2, &[(1, "pending len", 9)]);
     let flush = Flush::new(

@@ -1,5 +1,5 @@
-//! No machine: what kernels are compiled against where there is neither a GPU as target nor the feature `simulator`.
-//! Nothing runs them then.
+//! No machine: the functions that kernels compile against when the target is not a GPU and the feature `simulator` is off.
+//! Nothing calls them.
 
 macro_rules! absent {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {
@@ -202,7 +202,7 @@ pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
     nothing_runs()
 }
 
-/// The words of the load-time constants.
+/// Hands `f` the words of the load-time constants.
 pub fn load_time_constants<R>(_: impl FnOnce(&[u32]) -> R) -> R {
     nothing_runs()
 }

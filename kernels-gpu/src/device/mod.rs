@@ -1,10 +1,10 @@
-//! Everything a kernel may ask of the machine, with one body for the GPU and one for the simulator.
+//! The machine's instructions as functions, with one implementation for the GPU and one for the simulator.
 //!
-//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU; without the feature `simulator`, `absent.rs`) have the same
-//! functions; this file holds the contract of each, once. Modules and names follow `cuda_std`.
+//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU; `absent.rs` without the feature `simulator`) have the same functions;
+//! this file holds the contract of each, once. Modules and names follow `cuda_std`.
 //!
-//! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`,
-//! `load_matrices`) must be reached by all the lanes it names: the simulator reports one that is not.
+//! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`, `load_matrices`) must be
+//! reached by all the lanes it names: the simulator reports a lane that does not reach it.
 
 #[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
 mod absent;
@@ -20,7 +20,7 @@ use absent as backend;
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use sim as backend;
 
-/// Where a thread is in the grid, and the barrier of its block.
+/// The position of a thread in the grid, and barriers of its block.
 pub mod thread {
     use super::backend;
 
@@ -54,52 +54,53 @@ pub mod thread {
         backend::grid_dim_x()
     }
 
-    /// Waits until every thread of the block is here; orders their shared and global accesses.
+    /// Waits until every thread of the block has arrived; orders their shared and global accesses.
     #[inline(always)]
     pub fn sync_threads() {
         backend::sync_threads()
     }
 
-    /// Waits until `threads` threads of the block, in whole warps, have come to `barrier`, 1 to 15, here or in
-    /// [`arrive_at_barrier`]; then all that these did before is done. All that wait for it do so in one place of the
+    /// Waits until `threads` threads of the block, in whole warps, have arrived at `barrier`, 1 to 15, here or in
+    /// [`arrive_at_barrier`]. Their earlier accesses are then done. All waiting threads must wait at the same place of the
     /// program.
     #[inline(always)]
     pub fn sync_barrier(barrier: u32, threads: u32) {
         backend::sync_barrier(barrier, threads)
     }
 
-    /// [`sync_barrier`], and whether `is` holds for any of the threads. All of them wait.
+    /// [`sync_barrier`] with a vote: whether `is` holds for any of the threads. All of them wait.
     #[inline(always)]
     pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
         backend::sync_barrier_any(barrier, threads, is)
     }
 
-    /// Comes to a barrier that others wait for in [`sync_barrier`], and goes on.
+    /// Arrives at a barrier that other threads wait for in [`sync_barrier`], without waiting.
     #[inline(always)]
     pub fn arrive_at_barrier(barrier: u32, threads: u32) {
         backend::arrive_at_barrier(barrier, threads)
     }
 }
 
-/// Launches of a stream that overlap, where the second one may
-/// ([`LaunchShape::overlaps`](crate::device::shapes::LaunchShape::overlaps)). Else these do nothing: launches come one after the other.
+/// Programmatic dependent launch: overlap of successive launches of a stream, where the second one permits it
+/// ([`LaunchShape::overlaps`](crate::device::shapes::LaunchShape::overlaps)). Otherwise launches are serialized and these
+/// functions do nothing.
 pub mod overlap {
     use super::backend;
 
-    /// Lets the launch behind this one begin, when all blocks have said so or ended.
+    /// Allows the next launch to begin once every block has called this or ended.
     #[inline(always)]
     pub fn let_next_begin() {
         backend::let_next_begin()
     }
 
-    /// Waits until the launch before has ended, whose writes this thread sees then.
+    /// Waits until the previous launch has ended; its writes are then visible to this thread.
     #[inline(always)]
     pub fn wait_for_previous() {
         backend::wait_for_previous()
     }
 }
 
-/// What the 32 lanes of a warp do together.
+/// Collectives of the 32 lanes of a warp.
 pub mod warp {
     use super::backend;
 
@@ -118,7 +119,7 @@ pub mod warp {
         backend::sync_warp(mask)
     }
 
-    /// A bit for each lane: whether `is` there. Every lane of the warp calls it; orders no memory.
+    /// Ballot: bit i of the result is lane i's `is`. Every lane of the warp calls it; orders no memory.
     #[inline(always)]
     pub fn warp_ballot(is: bool) -> u32 {
         backend::warp_ballot(is)
@@ -148,9 +149,9 @@ pub mod warp {
     /// | `b` | B[2c..2c+2, r], B[2c+8..2c+10, r] |
     /// | `c`, D | C[r, 2c], C[r, 2c+1], C[r+8, 2c], C[r+8, 2c+1] |
     ///
-    /// Products are exact. An element of D depends on its row of A, its column of B and its own C alone, in a fixed
-    /// way; how its additions are ordered and rounded is the machine's own (an error of a few 2⁻²³ of the largest
-    /// term). The simulator adds the products to C one by one, in the order of A's columns, each sum rounded to f32.
+    /// Products are exact. An element of D depends only on its row of A, its column of B and its own C, in a fixed way; the order
+    /// and rounding of its additions are the machine's own (an error of a few 2⁻²³ of the largest term). The simulator adds the
+    /// products to C one by one, in the order of A's columns, each sum rounded to f32.
     #[inline(always)]
     pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
         backend::mma_m16n8k16_bf16(a, b, c)
@@ -162,83 +163,82 @@ pub mod warp {
         backend::mma_m16n8k16_f16(a, b, c)
     }
 
-    /// [`mma_m16n8k16_f16`] where `is_f16`, a load-time constant, says so, else [`mma_m16n8k16_bf16`].
+    /// [`mma_m16n8k16_f16`] if `is_f16`, a load-time constant, else [`mma_m16n8k16_bf16`].
     #[inline(always)]
     pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
         backend::mma_m16n8k16_b16(a, b, c, is_f16)
     }
 }
 
-/// What four warps do together, those of threads 128 g .. 128 g + 128 of a block: matrices of 64 rows in registers times
-/// f16 matrices in shared memory, on the tensor cores (sm_90a).
+/// Warpgroup products (sm_90a): threads 128 g .. 128 g + 128 of a block multiply matrices of 64 rows in registers by f16 matrices
+/// in shared memory, on the tensor cores.
 ///
-/// Warp w of them has rows 16 w .. 16 w + 16 of each matrix in registers, as [`warp::mma_m16n8k16_bf16`] has them, in f16:
-/// words 4 i .. 4 i + 4 of a left factor are `a` of columns 16 i .. 16 i + 16, sums 4 j .. 4 j + 4 are `c` of columns
-/// 8 j .. 8 j + 8. Sums become factors where they are.
+/// Warp w of the warpgroup holds rows 16 w .. 16 w + 16 of each matrix in registers, in f16, laid out as in
+/// [`warp::mma_m16n8k16_bf16`]: words 4 i .. 4 i + 4 of a left factor are `a` of columns 16 i .. 16 i + 16, sums 4 j .. 4 j + 4
+/// are `c` of columns 8 j .. 8 j + 8. Sums become factors without moving between lanes.
 ///
-/// Matrices in shared memory are of *cores* of 8 · 8 elements, 128 bytes, whose rows are 16 bytes:
+/// Matrices in shared memory consist of *cores* of 8 · 8 elements, 128 bytes, with rows of 16 bytes:
 ///
-/// | | core of elements \[i, j\] | its row | in the row |
+/// | | byte offset of the core of elements \[i, j\] | row in the core | position in the row |
 /// |---|---|---|---|
 /// | image `[N, K]`, tokens n and channels k | k/8 · 16 N + n/8 · 128 | n % 8 | k % 8 |
 /// | triangle `[64, 64]` of (s, t), s ≤ t, zero where s > t | t/32 · 2048 + s/16 · 1024 + t%32/8 · 256 + s%16/8 · 128 | | |
 /// | … for [`warpgroup::by_triangle`] | | s % 8 | t % 8 |
 /// | … for [`warpgroup::add`] | | t % 8 | s % 8 |
 ///
-/// There is no place for s ≥ 32 with t < 32. N is 128, but where it is said.
+/// Elements with s ≥ 32 and t < 32 are not stored. N is 128 unless stated otherwise.
 ///
-/// Products are exact; how sums are ordered and rounded is the machine's own, as `mma_m16n8k16_bf16`'s. All threads of the
-/// group call each. What the block wrote to the operand has to be fenced by who wrote it ([`warpgroup::fence_shared`]) before
-/// the barrier behind which it is multiplied.
+/// Products are exact; the order and rounding of sums are the machine's own, as for `mma_m16n8k16_bf16`. All threads of the
+/// warpgroup call each function. A thread of the block that wrote to an operand calls [`warpgroup::fence_shared`] before the
+/// barrier that precedes the product.
 pub mod warpgroup {
     use super::backend;
 
     /// Bytes of a triangle.
     pub const TRIANGLE_BYTES: u32 = 6144;
 
-    /// Orders what this thread did to shared memory, copies that it waited for too, before what warpgroups read there behind
-    /// a barrier that follows, and what they read before what it does next.
+    /// Orders this thread's earlier shared-memory accesses, including copies that it has waited for, before the operand reads of
+    /// warpgroup products after a following barrier; and orders earlier operand reads before this thread's later accesses.
     #[inline(always)]
     pub fn fence_shared() {
         backend::fence_shared()
     }
 
-    /// Takes `REGISTERS` of them for each thread of the warpgroup from what other warpgroups of the block leave, and
-    /// waits for that: all together have no more than the block was launched with. A multiple of 8 from 24 to 256, more
-    /// than a thread has.
+    /// Raises the register count of each thread of the warpgroup to `REGISTERS`, and waits until other warpgroups of the block
+    /// have released enough: the total never exceeds the count at launch. `REGISTERS` is a multiple of 8 from 24 to 256, more
+    /// than a thread has now.
     #[inline(always)]
     pub fn take_registers<const REGISTERS: u32>() {
         backend::take_registers::<REGISTERS>()
     }
 
-    /// Keeps `REGISTERS` of them for each thread of the warpgroup, and leaves the others. As many as
-    /// [`take_registers`], and fewer than a thread has.
+    /// Lowers the register count of each thread of the warpgroup to `REGISTERS`, and releases the rest. Same range as
+    /// [`take_registers`]; fewer than a thread has now.
     #[inline(always)]
     pub fn leave_registers<const REGISTERS: u32>() {
         backend::leave_registers::<REGISTERS>()
     }
 
-    /// Sums of a product that is under way: nobody has them before what waits for it.
+    /// Sums of an unfinished product; only the function that waits for the product gives access to them.
     #[must_use]
     pub struct Pending<T>(T);
 
-    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for;
-    /// and the same with B the next 64, which [`both`] waits for. Only the first K / 4 words of `a` mean
-    /// something.
+    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image: [`first`] waits for this product. A
+    /// second product takes the next 64 rows as B: [`both`] waits for it. Only the first K / 4 words of `a` are used.
     ///
     /// # Safety
-    /// `image` is a multiple of 128, of a matrix in the block's shared memory, which nobody writes before that. No
-    /// product is under way.
+    /// `image` is a multiple of 128, the address of a matrix in the block's shared memory, which nobody writes before these
+    /// waits. No other product is in flight.
     #[inline(always)]
     pub unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
         Pending(unsafe { backend::warpgroup_by_both::<K>(a, image) })
     }
 
-    /// The first sums of [`by_both`], which [`only`] waits for; zeros in place of the others.
+    /// The first product of [`by_both`] alone, which [`only`] waits for; zeros in place of the second.
     ///
     /// # Safety
-    /// As [`by_both`]'s.
+    /// As for [`by_both`].
     #[inline(always)]
     pub unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
@@ -248,7 +248,7 @@ pub mod warpgroup {
         ])
     }
 
-    /// The first sums when they are there, where the others are not under way.
+    /// Waits for the sums of [`by_first`].
     #[inline(always)]
     pub fn only(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
         let [mut first, second] = pending.0;
@@ -256,7 +256,7 @@ pub mod warpgroup {
         [first, second]
     }
 
-    /// The first sums of [`by_both`] when they are there, and those that are still under way.
+    /// Waits for the first sums of [`by_both`]; returns them and the second ones, still in flight.
     #[inline(always)]
     pub fn first(pending: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
         let [mut first, second] = pending.0;
@@ -264,11 +264,11 @@ pub mod warpgroup {
         (first, Pending(second))
     }
 
-    /// D = A B, with A `[64, 64]` of s and B the triangle; and what was under way. [`both`] waits for them.
+    /// D = A B, with A `[64, 64]` of s and B the triangle. Returns it together with `pending`; [`both`] waits for them.
     ///
     /// # Safety
-    /// `triangle` is a multiple of 128 and that of a matrix in the block's shared memory, which nobody writes before
-    /// [`both`]; nothing but `pending` is under way.
+    /// `triangle` is a multiple of 128, the address of a matrix in the block's shared memory, which nobody writes before
+    /// [`both`]; no product but `pending` is in flight.
     #[inline(always)]
     pub unsafe fn by_triangle(
         a: &[u32; 16],
@@ -280,7 +280,7 @@ pub mod warpgroup {
         Pending([d, pending.0])
     }
 
-    /// The sums of [`by_triangle`], and those that were under way, when they are there.
+    /// Waits for and returns both sums: of [`by_triangle`] and the `pending` ones it was given.
     #[inline(always)]
     pub fn both(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
         let mut sums = pending.0;
@@ -288,12 +288,12 @@ pub mod warpgroup {
         sums
     }
 
-    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K
-    /// channels, which [`settle`] waits for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first
-    /// K / 2 of `sums` mean something.
+    /// `sums` + A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS` tokens, 64 or 128, and K
+    /// channels: [`settle`] waits for it. Also adds X Y to `d`, with X `[64, 64]` of s and Y the triangle. Only the first K / 2
+    /// of `sums` are used.
     ///
     /// # Safety
-    /// As [`by_both`]'s and [`by_triangle`]'s; nobody writes the image before [`settle`].
+    /// As for [`by_both`] and [`by_triangle`]; nobody writes the image before [`settle`].
     #[inline(always)]
     pub unsafe fn add<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
@@ -309,7 +309,7 @@ pub mod warpgroup {
     /// [`add`] without X Y.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`add`].
     #[inline(always)]
     pub unsafe fn add_alone<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
@@ -320,7 +320,7 @@ pub mod warpgroup {
         Pending(sums)
     }
 
-    /// The sums of [`add`] when they are there.
+    /// Waits for the sums of [`add`].
     #[inline(always)]
     pub fn settle<const K: u32>(pending: Pending<[f32; 64]>) -> [f32; 64] {
         let mut sums = pending.0;
@@ -328,13 +328,13 @@ pub mod warpgroup {
         sums
     }
 
-    /// Sums that are there, for what waits for sums.
+    /// Wraps finished sums for a function that takes sums in flight.
     #[inline(always)]
     pub fn pending<T>(sums: T) -> Pending<T> {
         Pending(sums)
     }
 
-    /// What [`pending`] was given.
+    /// The sums that [`pending`] was given.
     #[inline(always)]
     pub fn done<T>(pending: Pending<T>) -> T {
         pending.0
@@ -343,22 +343,21 @@ pub mod warpgroup {
 
 /// Global memory. Addresses are aligned to the size of the access.
 ///
-/// `load_*` is for what nobody writes during the launch (it may go through the read-only cache);
-/// `load_state_*` and `store_state_*` are for recurrent states, which a launch reads and writes once:
-/// they bypass L1.
+/// `load_*` is for data that nobody writes during the launch (it may go through the read-only cache); `load_state_*` and
+/// `store_state_*` are for recurrent states, which a launch reads and writes once: they bypass L1.
 pub mod global {
     use super::backend;
 
-    /// Says that the 128 bytes around `address` will be wanted: they come to L2. An address that is not valid does nothing.
+    /// Prefetches the 128 bytes around `address` into L2. An invalid address has no effect.
     #[inline(always)]
     pub fn prefetch(address: u64) {
         backend::prefetch(address)
     }
 
-    /// The same of `bytes` from `address` on, both multiples of 16.
+    /// Prefetches `bytes` from `address` on into L2; both are multiples of 16.
     ///
     /// # Safety
-    /// They are in global memory.
+    /// The range is in global memory.
     #[inline(always)]
     pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
         // SAFETY: the caller's promise.
@@ -370,7 +369,7 @@ pub mod global {
             #[$doc]
             ///
             /// # Safety
-            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            /// `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
             #[inline(always)]
             pub unsafe fn $load(address: u64) -> $t {
                 // SAFETY: the caller's promise.
@@ -380,7 +379,7 @@ pub mod global {
             #[$store_doc]
             ///
             /// # Safety
-            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            /// `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
             #[inline(always)]
             pub unsafe fn $store(address: u64, value: $t) {
                 // SAFETY: the caller's promise.
@@ -408,11 +407,11 @@ pub mod global {
         ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
             #[$doc]
             ///
-            /// Nothing is read, and the value undefined (NaN in the simulator), unless `live`: a predicate
-            /// on the load itself, so that it can be issued ahead of the branch on `live`.
+            /// Unless `live`, nothing is read and the value is undefined (NaN in the simulator). `live` is a predicate on the
+            /// load itself, so that the load can be issued ahead of the branch on `live`.
             ///
             /// # Safety
-            /// Where `live`, `address` is a global-memory address, aligned to the access, of memory valid for it.
+            /// If `live`, `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
             #[inline(always)]
             pub unsafe fn $load(address: u64, live: bool) -> $t {
                 // SAFETY: the caller's promise.
@@ -422,7 +421,7 @@ pub mod global {
             #[$store_doc]
             ///
             /// # Safety
-            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            /// `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
             #[inline(always)]
             pub unsafe fn $store(address: u64, value: $t) {
                 // SAFETY: the caller's promise.
@@ -447,7 +446,7 @@ pub mod global {
     }
 }
 
-/// The block's dynamic shared memory. Contents are undefined until written: the simulator reports a read before that.
+/// The block's dynamic shared memory. Contents are undefined until written: the simulator reports an earlier read.
 pub mod shared {
     use super::backend;
 
@@ -513,16 +512,16 @@ pub mod shared {
     /// [`load_matrices`], transposed: a lane gets elements r of rows 2c and 2c+1.
     ///
     /// # Safety
-    /// As [`load_matrices`]'s.
+    /// As for [`load_matrices`].
     #[inline(always)]
     pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
         // SAFETY: the caller's promise.
         unsafe { backend::load_matrices_transposed(address) }
     }
 
-    /// Stores four [8, 8] matrices of 16-bit elements, transposed: what [`load_matrices_transposed`] gave goes back to where it
-    /// was. Every lane of the warp calls it; a matrix's element r of rows 2c and 2c+1 comes from a lane's low and high half,
-    /// and lane 8m + i gives the address of the 16 bytes of row i of matrix m (sm_90).
+    /// Stores four [8, 8] matrices of 16-bit elements, transposed: the inverse of [`load_matrices_transposed`]. Every lane of the
+    /// warp calls it; a lane's low and high half are element r of rows 2c and 2c+1 of a matrix, and lane 8m + i gives the address
+    /// of the 16 bytes of row i of matrix m (sm_90).
     ///
     /// # Safety
     /// `address` lies in the block's shared memory and is a multiple of 16.
@@ -532,8 +531,8 @@ pub mod shared {
         unsafe { backend::store_matrices_transposed(address, matrices) }
     }
 
-    /// Starts copying 16 bytes from global to shared memory. They are there only after
-    /// [`copy_async_wait`], for this thread; for others after a barrier that follows it.
+    /// Starts copying 16 bytes from global to shared memory. The copied bytes are visible to this thread after
+    /// [`copy_async_wait`], to others after a barrier that follows it.
     ///
     /// # Safety
     /// Both addresses are 16-byte aligned and valid; nobody but this thread writes the source during the launch, and
@@ -544,10 +543,10 @@ pub mod shared {
         unsafe { backend::copy_async_b128(shared_address, global_address) }
     }
 
-    /// [`copy_async_b128`], or as much of zeros where it is not there: nothing is read then.
+    /// [`copy_async_b128`] if `is_there`; otherwise writes 16 zero bytes and reads nothing.
     ///
     /// # Safety
-    /// As [`copy_async_b128`]'s, but that what is not there has no address.
+    /// As for [`copy_async_b128`]; `global_address` need not be valid unless `is_there`.
     #[inline(always)]
     pub unsafe fn copy_async_b128_or_zeros(
         shared_address: u32,
@@ -564,21 +563,20 @@ pub mod shared {
         backend::copy_async_commit()
     }
 
-    /// Waits until at most `PENDING` of this thread's newest groups are still under way.
+    /// Waits until at most `PENDING` of this thread's newest groups are still in flight.
     #[inline(always)]
     pub fn copy_async_wait<const PENDING: u32>() {
         backend::copy_async_wait::<PENDING>()
     }
 
-    /// Shared memory that a counter takes.
+    /// Bytes of shared memory of a counter.
     pub const COUNTER_BYTES: u32 = 8;
 
-    /// Makes a counter (`mbarrier`), which counts threads that come to it and bytes that are copied to the block, phase
-    /// by phase.
+    /// Initializes a counter (`mbarrier`), which counts arriving threads and copied bytes, phase by phase.
     ///
-    /// One of one thread is that thread's own: it counts groups of bulk copies ([`copy_bulk_commit`],
-    /// [`copy_bulk_wait`]). To others whole warps come, and wait for it ([`arrive_at_counter`], [`wait_for_counter`]),
-    /// behind a barrier that follows.
+    /// A counter for one thread is private to that thread: it counts groups of bulk copies ([`copy_bulk_commit`],
+    /// [`copy_bulk_wait`]). Other counters serve whole warps, which arrive at and wait for them ([`arrive_at_counter`],
+    /// [`wait_for_counter`]) after a barrier that follows the initialization.
     ///
     /// # Safety
     /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
@@ -588,54 +586,55 @@ pub mod shared {
         unsafe { backend::open_counter(counter, threads) }
     }
 
-    /// Comes to a counter: for those that wait for the phase, what the warp did before is done. All lanes come.
+    /// Arrives at a counter: the warp's earlier accesses are done for threads that have waited for the phase. All lanes call it.
     ///
     /// # Safety
-    /// `counter` is open, and of more than one thread. A phase is waited for, by this warp or others that it waits for,
-    /// before it comes to the next but one.
+    /// `counter` is open, and for more than one thread. Before this warp arrives at phase n + 2, it, or a warp that it has waited
+    /// for, has waited for phase n.
     #[inline(always)]
     pub unsafe fn arrive_at_counter(counter: u32) {
         // SAFETY: the caller's promise.
         unsafe { backend::arrive_at_counter(counter) }
     }
 
-    /// Comes to a counter when the asynchronous copies are there that the lanes have started, committed or not: they,
-    /// and these threads' bulk copies of the phase, are done for those that wait for it; nothing else is. All lanes
-    /// come, and go on at once.
+    /// Arrives at a counter once the asynchronous copies that the lanes have started, committed or not, are complete. These
+    /// copies, and these threads' bulk copies of the phase, are done for threads that have waited for the phase; no other access
+    /// is ordered. All lanes call it, and none waits.
     ///
     /// # Safety
-    /// As [`arrive_at_counter`]'s.
+    /// As for [`arrive_at_counter`].
     #[inline(always)]
     pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
         // SAFETY: the caller's promise.
         unsafe { backend::arrive_at_counter_behind_copies(counter) }
     }
 
-    /// Waits for a phase of a counter, from 0 on: the one under way, or the last one. All lanes of the warp come.
+    /// Waits for a phase of a counter, numbered from 0: the current phase, or the last one. All lanes of the warp call it.
     ///
     /// # Safety
-    /// As [`arrive_at_counter`]'s.
+    /// As for [`arrive_at_counter`].
     #[inline(always)]
     pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
         // SAFETY: the caller's promise.
         unsafe { backend::wait_for_counter(counter, phase) }
     }
 
-    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there for those that
-    /// have waited for the phase of the counter, to which this thread comes later ([`arrive_at_counter`]); with a
-    /// counter of its own, after [`copy_bulk_wait`], for others after a barrier that follows it. Products of warpgroups
-    /// may read them then without a fence.
+    /// Starts a bulk copy (TMA) of `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. This thread arrives at the
+    /// counter later ([`arrive_at_counter`]); the bytes are visible to threads that have waited for that phase. With a private
+    /// counter they are visible to this thread after [`copy_bulk_wait`], to others after a barrier that follows it. Warpgroup
+    /// products may then read them without a fence.
     ///
     /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and of this
-    /// thread alone or of warps.
+    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and either
+    /// this thread's own or one for warps.
     #[inline(always)]
     pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
         // SAFETY: the caller's promise.
         unsafe { backend::copy_bulk(shared_address, global_address, bytes, counter) }
     }
 
-    /// Closes the group of bulk copies started since the last one was closed. It is waited for before the next is closed.
+    /// Closes the group of bulk copies started since the last group was closed. Each group is waited for before the next is
+    /// closed.
     ///
     /// # Safety
     /// `counter` is this thread's own.
@@ -645,8 +644,8 @@ pub mod shared {
         unsafe { backend::copy_bulk_commit(counter) }
     }
 
-    /// Starts to store `bytes`, a multiple of 16, from shared to global memory. What this thread sees of shared memory behind
-    /// [`fence_shared`](super::warpgroup::fence_shared) by those who wrote it and a barrier is what is stored.
+    /// Starts a bulk store of `bytes`, a multiple of 16, from shared to global memory. The stored data are those visible to this
+    /// thread after the writers' [`fence_shared`](super::warpgroup::fence_shared) and a barrier.
     ///
     /// # Safety
     /// Both addresses are 16-byte aligned and valid; nobody writes the source before [`store_bulk_wait`].
@@ -656,13 +655,13 @@ pub mod shared {
         unsafe { backend::store_bulk(global_address, shared_address, bytes) }
     }
 
-    /// Waits until this thread's bulk stores have read what they store; the launch ends with them.
+    /// Waits until this thread's bulk stores have read their sources. The stores complete before the launch ends.
     #[inline(always)]
     pub fn store_bulk_wait() {
         backend::store_bulk_wait()
     }
 
-    /// Waits for the group of this number, from 0 on, which is the last one that was closed.
+    /// Waits for group `group`, numbered from 0; it is the last group that was closed.
     ///
     /// # Safety
     /// `counter` is this thread's own.
@@ -673,28 +672,28 @@ pub mod shared {
     }
 }
 
-/// Blocks that run side by side, [`crate::device::shapes::LaunchShape::cluster`] of them along x, and reach each other's shared
-/// memory. The rank of a block is its index along x, modulo that.
+/// Clusters: [`crate::device::shapes::LaunchShape::cluster`] blocks along x that run concurrently and can access each other's
+/// shared memory. The rank of a block is its index along x, modulo the size of the cluster.
 ///
-/// Without clusters a block is one by itself.
+/// Without clusters each block is a cluster of one.
 pub mod cluster {
     use super::backend;
 
-    /// Comes to the cluster's barrier, and orders nothing. A [`wait`] of this thread follows before it comes again.
+    /// Arrives at the cluster's barrier without ordering memory. This thread calls [`wait`] before it arrives again.
     #[inline(always)]
     pub fn arrive_relaxed() {
         backend::cluster_arrive_relaxed()
     }
 
-    /// Comes to the cluster's barrier; for those that wait, what this thread did before is done. A [`wait`] of this
-    /// thread follows before it comes again.
+    /// Arrives at the cluster's barrier; this thread's earlier accesses are done for threads that wait. This thread calls
+    /// [`wait`] before it arrives again.
     #[inline(always)]
     pub fn arrive() {
         backend::cluster_arrive()
     }
 
-    /// Waits until all threads of the cluster that have not exited have come to the barrier. Each arrival of a thread
-    /// is followed by one.
+    /// Waits until all threads of the cluster that have not exited have arrived at the barrier. A thread calls it once after each
+    /// of its arrivals.
     #[inline(always)]
     pub fn wait() {
         backend::cluster_wait()
@@ -704,12 +703,12 @@ pub mod cluster {
         ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(
             #[$doc]
             ///
-            /// Another block than the thread's own has to be there: the thread has waited for the cluster before, and
-            /// the block waits for it once more, in a phase to which the thread comes by [`arrive`] after the store.
+            /// A block other than the thread's own must be running: the thread has waited for the cluster before. That block
+            /// waits for the cluster once more, in a phase at which this thread arrives with [`arrive`] after the store.
             ///
             /// # Safety
-            /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in
-            /// all, and is aligned to the access.
+            /// `rank` is that of a block of the cluster; `address` lies in a block's shared memory, at the same place in all
+            /// blocks, and is aligned to the access.
             #[inline(always)]
             pub unsafe fn $store(address: u32, rank: u32, value: $t) {
                 // SAFETY: the caller's promise.
@@ -719,24 +718,24 @@ pub mod cluster {
     }
 
     stores! {
-        /// Stores four bytes to the place `address` of the shared memory of block `rank` of the cluster.
+        /// Stores four bytes at `address` in the shared memory of block `rank` of the cluster.
         store_shared_b32_at: u32;
-        /// Stores sixteen bytes to the place `address` of the shared memory of block `rank` of the cluster.
+        /// Stores sixteen bytes at `address` in the shared memory of block `rank` of the cluster.
         store_shared_b128_at: [u32; 4];
     }
 
-    /// Shared memory that a mailbox takes.
+    /// Bytes of shared memory of a mailbox.
     pub const MAILBOX_BYTES: u32 = 8;
 
-    /// Makes a mailbox, to be used once, of the [`MAILBOX_BYTES`] at `mailbox`: `bytes` will be sent to it, fewer than
-    /// 2²⁰. One thread of the block does so.
+    /// Initializes a mailbox, to be used once, in the [`MAILBOX_BYTES`] at `mailbox`, for `bytes` bytes, fewer than 2²⁰, that
+    /// will be sent to it. One thread of the block calls it.
     ///
-    /// Before anybody sends to it or waits for it the cluster meets: this thread comes to the barrier, which
-    /// [`arrive_relaxed`] is enough for, and who sends or waits has waited for that phase. Nobody loads or stores the
-    /// mailbox itself any more.
+    /// A phase of the cluster's barrier separates this call from the first send or wait: this thread arrives at the barrier
+    /// ([`arrive_relaxed`] suffices), and each sender and waiter has waited for that phase. From then on nobody loads or stores
+    /// the mailbox itself.
     ///
-    /// Where anything is sent to it, all is, and a thread of the block waits for it: so the block is there until it has
-    /// come.
+    /// If anything is sent to the mailbox, all `bytes` are sent, and a thread of the block waits for them: the block then cannot
+    /// exit before they have arrived.
     ///
     /// # Safety
     /// `mailbox` lies in the block's shared memory and is a multiple of 8.
@@ -746,23 +745,22 @@ pub mod cluster {
         unsafe { backend::open_mailbox(mailbox, bytes) }
     }
 
-    /// Sends four bytes to the place `address` of the shared memory of block `rank` of the cluster, which may be the
-    /// thread's own, and says so to the mailbox there.
+    /// Sends four bytes to `address` in the shared memory of block `rank` of the cluster, which may be the thread's own, and
+    /// counts them in the mailbox there.
     ///
-    /// They are there for a thread of that block that has returned from [`wait_mailbox`], and for those that a barrier
-    /// puts after it; for nobody else, this thread included. Nothing else that this thread did is ordered by it.
+    /// They are visible to a thread of that block that has returned from [`wait_mailbox`], and to threads that a barrier orders
+    /// after it; to no other thread, this one included. The send orders none of this thread's other accesses.
     ///
     /// # Safety
-    /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in all, and is a
-    /// multiple of 4; `mailbox` is open there.
+    /// `rank` is that of a block of the cluster; `address` lies in a block's shared memory, at the same place in all blocks, and
+    /// is a multiple of 4; `mailbox` is open there.
     #[inline(always)]
     pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
         // SAFETY: the caller's promise.
         unsafe { backend::send_b32(address, rank, value, mailbox) }
     }
 
-    /// Waits until all bytes that a mailbox of the block was opened for have come: what was sent with them is there for
-    /// this thread.
+    /// Waits until all bytes that a mailbox of this block was opened for have arrived: they are then visible to this thread.
     ///
     /// # Safety
     /// `mailbox` is open in this block.
@@ -773,8 +771,8 @@ pub mod cluster {
     }
 }
 
-/// Arithmetic that needs an instruction of its own. The GPU flushes denormals to zero in the four
-/// approximations; the simulator computes them in f32 to within the same bounds.
+/// Arithmetic that needs its own instruction. In the four approximations the GPU flushes denormals to zero; the simulator
+/// computes them in f32 to within the same bounds.
 pub mod float {
     use super::backend;
 
@@ -784,13 +782,13 @@ pub mod float {
         backend::fma(a, b, c)
     }
 
-    /// The smaller of two; NaN where either is.
+    /// Minimum; NaN if either is NaN.
     #[inline(always)]
     pub fn minimum(a: f32, b: f32) -> f32 {
         backend::minimum(a, b)
     }
 
-    /// The larger of two; NaN where either is.
+    /// Maximum; NaN if either is NaN.
     #[inline(always)]
     pub fn maximum(a: f32, b: f32) -> f32 {
         backend::maximum(a, b)
@@ -832,43 +830,43 @@ pub mod float {
         backend::pack_f16x2(low, high)
     }
 
-    /// Two f32 rounded to nearest-even bf16, or, where `is_f16`, to f16 within ±65504; NaN stays NaN; `low` in the low half.
+    /// Two f32 rounded to nearest-even bf16, or, if `is_f16`, to f16 clamped to ±65504; NaN stays NaN; `low` in the low half.
     #[inline(always)]
     pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
         backend::pack_b16x2(low, high, is_f16)
     }
 
-    /// The bf16, or, where `is_f16`, the f16 of a word, that in the low half first.
+    /// Converts a word's two bf16, or f16 if `is_f16`, to f32, low half first.
     #[inline(always)]
     pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
         backend::b16x2_to_f32(word, is_f16)
     }
 
-    /// Products of the f16 of two words, half by half, rounded to nearest-even f16.
+    /// a · b for the f16 halves of two words, rounded to nearest-even f16.
     #[inline(always)]
     pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
         backend::multiply_f16x2(a, b)
     }
 
-    /// a + b of the f16 of words, half by half, rounded to nearest-even f16.
+    /// a + b for the f16 halves of two words, rounded to nearest-even f16.
     #[inline(always)]
     pub fn add_f16x2(a: u32, b: u32) -> u32 {
         backend::add_f16x2(a, b)
     }
 
-    /// a · b + c of the f16 of words, half by half, rounded once to nearest-even f16.
+    /// a · b + c for the f16 halves of three words, rounded once to nearest-even f16.
     #[inline(always)]
     pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
         backend::fma_f16x2(a, b, c)
     }
 
-    /// Of each half of two words of f16, the larger magnitude; NaN (0x7fff) where one of them is NaN.
+    /// The larger magnitude for each f16 half of two words; NaN (0x7fff) if one of them is NaN.
     #[inline(always)]
     pub fn larger_f16x2(a: u32, b: u32) -> u32 {
         backend::larger_f16x2(a, b)
     }
 
-    /// The f16 in the low half of `bits`.
+    /// Converts the f16 with these bits to f32.
     #[inline(always)]
     pub fn f16_to_f32(bits: u16) -> f32 {
         backend::f16_to_f32(bits)
@@ -880,7 +878,7 @@ pub(crate) use backend::load_time_constant;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use backend::load_time_constants;
 
-/// An opaque trip count (docs/compiler.md): the loop up to it stays, for code that is to be small.
+/// An opaque trip count (docs/compiler.md): the loop up to it is not unrolled, for code that must stay small.
 #[inline(always)]
 pub fn unknown(x: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -889,7 +887,8 @@ pub fn unknown(x: u32) -> u32 {
     x
 }
 
-/// Says that the branch which calls it is taken rarely (docs/compiler.md): code behind it stays as likely, and is inlined as without the call.
+/// Marks the branch that calls it as rarely taken (docs/compiler.md): code after it keeps its likelihood, and is inlined as
+/// without the call.
 #[inline(always)]
 pub fn rarely() {
     #[cfg(target_arch = "nvptx64")]

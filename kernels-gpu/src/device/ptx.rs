@@ -1,9 +1,8 @@
 //! The facade as PTX: the only `asm!` and LLVM intrinsics of the kernels.
 //!
-//! Whatever a warp or block does together is an LLVM intrinsic, because those are convergent: an
-//! `asm!` shuffle may be sunk into a branch. `asm!` that reads memory is never `pure`. The threads of a cluster come to
-//! its barrier one by one: the forms without `.aligned`. An instruction that not all machines have is behind a word of
-//! [`crate::machine`], on a line of its own.
+//! Every warp or block collective is an LLVM intrinsic, because intrinsics are convergent: an `asm!` shuffle may be sunk into a
+//! branch. `asm!` that reads memory is never `pure`. The threads of a cluster arrive at its barrier one by one: the forms without
+//! `.aligned`. An instruction that not all machines have is on a line of its own, prefixed by a word of [`crate::machine`].
 
 use core::arch::{asm, global_asm, nvptx};
 
@@ -64,13 +63,13 @@ index! {
 
 #[inline(always)]
 pub fn sync_threads() {
-    // SAFETY: convergent; that every thread of the block comes here is the kernel's duty (synccheck).
+    // SAFETY: convergent; the kernel must ensure that every thread of the block comes here (synccheck).
     unsafe { nvptx::_syncthreads() }
 }
 
 #[inline(always)]
 pub fn sync_barrier(barrier: u32, threads: u32) {
-    // SAFETY: convergent; that whole warps come here, and as many as said, is the kernel's duty (synccheck).
+    // SAFETY: convergent; the kernel must ensure that whole warps come here, `threads` threads in all (synccheck).
     unsafe { barrier_sync(barrier, threads) }
 }
 
@@ -107,7 +106,7 @@ pub fn lane_id() -> u32 {
 
 #[inline(always)]
 pub fn sync_warp(mask: u32) {
-    // SAFETY: convergent; that every lane of `mask` comes here is the kernel's duty (synccheck).
+    // SAFETY: convergent; the kernel must ensure that every lane of `mask` comes here (synccheck).
     unsafe { bar_warp_sync(mask) }
 }
 
@@ -123,29 +122,29 @@ pub fn unknown(x: u32) -> u32 {
 
 #[inline(always)]
 pub fn warp_ballot(is: bool) -> u32 {
-    // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
+    // SAFETY: convergent; the kernel must ensure that the whole warp comes here (synccheck).
     unsafe { ballot(u32::MAX, is) }
 }
 
 #[inline(always)]
 pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
-    // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
+    // SAFETY: convergent; the kernel must ensure that the whole warp comes here (synccheck).
     unsafe { shuffle_bfly(u32::MAX, value, lane_mask, 31) }
 }
 
 #[inline(always)]
 pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
-    // SAFETY: convergent; that the whole warp comes here is the kernel's duty (synccheck).
+    // SAFETY: convergent; the kernel must ensure that the whole warp comes here (synccheck).
     unsafe { shuffle_idx(u32::MAX, value, source, 31) }
 }
 
-/// In `asm!`, because LLVM's own intrinsic is not convergent either; not `pure`, so that it stays where it is.
+/// `asm!` rather than LLVM's intrinsic, which is not convergent either; not `pure`, so that LLVM does not move it.
 macro_rules! multiply_matrices {
     ($($name:ident = $op:literal;)*) => {$(
         #[inline(always)]
         pub fn $name(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
             let [mut x, mut y, mut z, mut w] = c;
-            // SAFETY: arithmetic; that the whole warp comes here is the kernel's duty (synccheck).
+            // SAFETY: arithmetic; the kernel must ensure that the whole warp comes here (synccheck).
             unsafe {
                 asm!(
                     $op,
@@ -165,11 +164,11 @@ multiply_matrices! {
     mma_m16n8k16_f16 = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32";
 }
 
-// In a straight line, as `pack_b16x2`: what is not chosen is dropped.
+// Straight-line code, as in `pack_b16x2`: the assembler drops the instruction that is not chosen.
 #[inline(always)]
 pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
     let [mut x, mut y, mut z, mut w] = c;
-    // SAFETY: arithmetic; that the whole warp comes here is the kernel's duty (synccheck).
+    // SAFETY: arithmetic; the kernel must ensure that the whole warp comes here (synccheck).
     unsafe {
         asm!(
             "{{ .reg .pred is_f16;",
@@ -191,7 +190,7 @@ macro_rules! load_matrices {
         #[inline(always)]
         pub unsafe fn $name(address: u32) -> [u32; 4] {
             let (x, y, z, w): (u32, u32, u32, u32);
-            // SAFETY: the caller's promise; that the whole warp comes here is the kernel's duty (synccheck).
+            // SAFETY: the caller's promise; the kernel must ensure that the whole warp comes here (synccheck).
             unsafe {
                 asm!(concat!($op, " {{{}, {}, {}, {}}}, [{}];"),
                     out(reg32) x, out(reg32) y, out(reg32) z, out(reg32) w, in(reg32) address, options(nostack))
@@ -208,7 +207,7 @@ load_matrices! {
 
 #[inline(always)]
 pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
-    // SAFETY: the caller's promise; that the whole warp comes here is the kernel's duty (synccheck).
+    // SAFETY: the caller's promise; the kernel must ensure that the whole warp comes here (synccheck).
     unsafe {
         asm!("GD_SM90 stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{}], {{{}, {}, {}, {}}};",
             in(reg32) address, in(reg32) x, in(reg32) y, in(reg32) z, in(reg32) w, options(nostack))
@@ -217,7 +216,7 @@ pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
 
 #[inline(always)]
 pub fn let_next_begin() {
-    // SAFETY: says that the next launch may begin.
+    // SAFETY: signals that the next launch may begin.
     unsafe {
         asm!(
             "GD_SM90 griddepcontrol.launch_dependents;",
@@ -319,7 +318,7 @@ memory! {
 
 macro_rules! load_state {
     ($op:literal, $address:ident, $live:ident, $class:ident, $list:literal, $($value:ident)*) => {
-        // SAFETY: the caller's promise; the predicate keeps a load that is not `live` from happening.
+        // SAFETY: the caller's promise; the predicate suppresses a load that is not `live`.
         unsafe {
             asm!(
                 "{{ .reg .pred live;",
@@ -410,7 +409,7 @@ pub fn dynamic_shared_mem() -> u32 {
 
 #[inline(always)]
 pub fn take_registers<const REGISTERS: u32>() {
-    // SAFETY: that the whole warpgroup comes, and others leave as many, is the kernel's duty.
+    // SAFETY: the kernel must ensure that the whole warpgroup comes here, and that other warpgroups release as many registers.
     unsafe {
         asm!("setmaxnreg.inc.sync.aligned.u32 {};", const REGISTERS, options(nostack));
     };
@@ -418,7 +417,7 @@ pub fn take_registers<const REGISTERS: u32>() {
 
 #[inline(always)]
 pub fn leave_registers<const REGISTERS: u32>() {
-    // SAFETY: that the whole warpgroup comes is the kernel's duty.
+    // SAFETY: the kernel must ensure that the whole warpgroup comes here.
     unsafe {
         asm!("setmaxnreg.dec.sync.aligned.u32 {};", const REGISTERS, options(nostack));
     };
@@ -435,7 +434,7 @@ pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
 #[inline(always)]
 pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64, is_there: bool) {
     let bytes = 16 * is_there as u32;
-    // SAFETY: the caller's promise; of no bytes nothing is read.
+    // SAFETY: the caller's promise; with 0 source bytes nothing is read.
     unsafe {
         asm!("cp.async.cg.shared.global [{}], [{}], 16, {};", in(reg32) shared_address, in(reg64) global_address,
             in(reg32) bytes, options(nostack))
@@ -458,7 +457,7 @@ macro_rules! cluster_barrier {
     ($($name:ident = $op:literal;)*) => {$(
         #[inline(always)]
         pub fn $name() {
-            // SAFETY: that arrivals and waits of a thread take turns is the kernel's duty (the simulator).
+            // SAFETY: the kernel must ensure that a thread's arrivals and waits alternate (the simulator checks it).
             unsafe { asm!($op, options(nostack)) };
         }
     )*};
@@ -503,7 +502,7 @@ pub unsafe fn store_shared_b128_at(address: u32, rank: u32, [x, y, z, w]: [u32; 
     );
 }
 
-/// The fence makes the mailbox known to the cluster with a relaxed arrival.
+/// The fence makes the initialized mailbox visible to the cluster after a relaxed arrival.
 #[inline(always)]
 pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
     // SAFETY: the caller's promise.
@@ -532,8 +531,8 @@ pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
     };
 }
 
-/// The loop is within the `asm!`: its label is local to the braces, however often it is inlined. It acquires for the
-/// block: for the cluster it would throw L1 away, in which there is nothing of shared memory.
+/// The loop is inside the `asm!`: its label is local to the braces, however often it is inlined. The wait acquires at block
+/// scope: cluster scope would invalidate L1, which holds nothing of shared memory.
 #[allow(named_asm_labels)]
 #[inline(always)]
 pub unsafe fn wait_mailbox(mailbox: u32) {
@@ -632,7 +631,7 @@ pub unsafe fn copy_bulk_commit(counter: u32) {
     unsafe { asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) counter, options(nostack)) };
 }
 
-/// The loop is within the `asm!`, as [`wait_mailbox`]'s.
+/// The loop is inside the `asm!`, as in [`wait_mailbox`].
 #[allow(named_asm_labels)]
 #[inline(always)]
 pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
@@ -703,7 +702,8 @@ pack! {
     pack_f16x2 = "cvt.rn.f16x2.f32";
 }
 
-// In a straight line, both ways computed: `is_f16` is a load-time constant, and what is not chosen is dropped.
+// Straight-line code that computes both results: `is_f16` is a load-time constant, and the assembler drops the result that is not
+// chosen.
 #[inline(always)]
 pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
     let bits: u32;
@@ -801,7 +801,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     value
 }
 
-/// A number that the host writes into the PTX text before the driver compiles it.
+/// Reads a number that the host writes into the PTX text before the driver compiles it.
 macro_rules! load_time_constant {
     ($symbol:expr) => {{
         let value: u32;

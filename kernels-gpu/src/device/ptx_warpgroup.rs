@@ -1,5 +1,5 @@
-//! Products of warpgroups: every k-step of one in a single `asm!`, with the fence before and the wait behind it. Sums that are
-//! still under way then are operands of the next `asm!`, which waits for them. What they compute is said in `mod.rs`.
+//! Warpgroup products. All k-steps of one product are in a single `asm!`, with the fence before and the wait after it. Sums that
+//! are still in flight then are operands of the next `asm!`, which waits for them. `mod.rs` states what they compute.
 
 use core::arch::asm;
 
@@ -10,9 +10,9 @@ macro_rules! list {
     };
 }
 
-/// Groups of products, of an operand whose columns' cores are so many 16 bytes apart, one after the other, each `shape [D]
-/// accumulates [A] operand + offset / 16, transposed`, of operands `name = array[index]`; as many of the last groups as
-/// `pending` says are still under way behind it.
+/// Groups of products, one after the other. `apart` is the distance between the operand's cores along the product's columns, in
+/// 16 bytes. Each line is `shape [D] accumulates [A] operand + offset / 16, transposed`, with operands `name = array[index]`. The
+/// last `pending` groups are still in flight afterwards.
 macro_rules! multiply {
     (
         $(group $apart:literal {
@@ -25,7 +25,7 @@ macro_rules! multiply {
         $(shared $operand:ident)*
         $(constant $constant:ident $value:expr)?
     ) => {
-        // SAFETY: the caller's promise; that the whole warpgroup comes here is the kernel's duty (synccheck).
+        // SAFETY: the caller's promise; the kernel must ensure that the whole warpgroup comes here (synccheck).
         unsafe {
             asm!(
                 "{{ .reg .pred from_zero, on; .reg .b32 low; .reg .b64 at;",
@@ -54,7 +54,7 @@ macro_rules! multiply {
     };
 }
 
-/// Waits for the products under way but the `pending` last, of which these are the sums.
+/// Waits for all but the `pending` newest groups of products; the operands are the sums of the finished ones.
 macro_rules! settle {
     (pending $pending:literal $($sum:ident [$($name:ident $index:literal)*])*) => {
         // SAFETY: the caller's promise.
@@ -69,8 +69,8 @@ macro_rules! settle {
     };
 }
 
-/// Defines `by_both` for a K: both halves of an image by the same words of `a`, each step of 16 channels `accumulates, offset of the
-/// first half, of the second, words`; and the same of the first half alone.
+/// Defines `by_both` for one K: products of `a` with both halves of an image. Each step of 16 channels is `accumulates, offset of
+/// the first half, of the second, words`. Also defines the product with the first half alone.
 macro_rules! by_both {
     ($name:ident $first_name:ident $words:literal $($steps:tt)*) => {
         by_both! {
@@ -186,8 +186,8 @@ unsafe fn multiply_triangle(a: [u32; 16], b: u32) -> [f32; 32] {
     d
 }
 
-/// Defines, for a K, the sums of tokens' products with an image that are added to `sums`, with those of a triangle and without, and the
-/// wait behind which no product is under way.
+/// Defines, for one K: the product of tokens with an image, added to `sums`, with and without a product with a triangle; and the
+/// wait after which no product is in flight.
 macro_rules! accumulate {
     ($name:ident $alone:ident $settle:ident $count:literal $shape:literal [$($s:ident $i:literal)*]) => {
         accumulate! { @products $name $alone $settle $count $shape [$($s)*] [$($s $i)*] }
@@ -279,7 +279,7 @@ accumulate! {
     ]
 }
 
-/// Behind it no product is under way.
+/// Waits until no product is in flight.
 #[inline(always)]
 #[rustfmt::skip]
 unsafe fn settle_two(d: &mut [f32; 32], q: &mut [f32; 32]) {
@@ -294,7 +294,7 @@ unsafe fn settle_two(d: &mut [f32; 32], q: &mut [f32; 32]) {
     }
 }
 
-/// Behind it but one product is under way.
+/// Waits until only one group of products is in flight.
 #[inline(always)]
 #[rustfmt::skip]
 unsafe fn settle_first(sums: &mut [f32; 32]) {
@@ -306,15 +306,15 @@ unsafe fn settle_first(sums: &mut [f32; 32]) {
     }
 }
 
-/// The lower half of what names core matrices of 128 bytes, without a swizzle, so many bytes between neighbours along what is
-/// summed over. The upper half is the distance along the columns of the product, in 16 bytes: a number in the `asm!`, so that
-/// one register of each step goes to the uniform ones.
+/// The low word of a matrix descriptor: core matrices of 128 bytes without swizzle, `along_sum` bytes between neighbours along
+/// the summed dimension. The high word is the distance along the product's columns, in units of 16 bytes: a literal in the
+/// `asm!`, so that one register of each step can be a uniform one.
 #[inline(always)]
 fn operand(address: u32, along_sum: u32) -> u32 {
     address >> 4 & 0x3fff | along_sum << 12
 }
 
-/// The first words of `a`.
+/// The first N elements of `a`.
 #[inline(always)]
 fn first<T: Copy + Default, const M: usize, const N: usize>(a: &[T; M]) -> [T; N] {
     let mut first = [T::default(); N];
@@ -326,7 +326,7 @@ fn first<T: Copy + Default, const M: usize, const N: usize>(a: &[T; M]) -> [T; N
     first
 }
 
-/// The first of `all` from `own`.
+/// Copies `own` to the first N elements of `all`.
 #[inline(always)]
 fn put_first<const N: usize>(all: &mut [f32; 64], own: [f32; N]) {
     let mut i = 0;

@@ -1,4 +1,4 @@
-//! The shape of a launch, and the elements of what it works on: all that the machine and its simulator know of a kernel.
+//! The shape of a launch and the element types of its tensors: all that the machine and its simulator know of a kernel.
 
 /// Element type of a tensor, as a load-time constant.
 #[repr(u32)]
@@ -21,11 +21,11 @@ pub struct LaunchShape {
     pub block: u32,
     /// Dynamic shared memory of a block, bytes.
     pub shared_bytes: u32,
-    /// Blocks that share a cluster, neighbours along x and, where these are all of a row, along y; 1: none. The PTX says it
-    /// too: a launcher need not.
+    /// Blocks of a cluster, neighbours along x and, if the cluster spans all of x, along y; 1: no cluster. The PTX states it too,
+    /// so a launcher need not.
     pub cluster: u32,
-    /// The launch may begin before the one before it on its stream has ended
-    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`), for which the kernel waits itself. Without that attribute it
-    /// begins behind it, and computes the same.
+    /// The launch may begin before the previous one on its stream has ended
+    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`); the kernel itself waits for the previous one. Without that
+    /// attribute it begins after it, with the same results.
     pub overlaps: bool,
 }

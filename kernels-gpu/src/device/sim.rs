@@ -1,9 +1,9 @@
 //! The facade on the CPU: a fiber for every GPU thread, and a check on every access.
 //!
-//! [`launch`] runs a kernel body over a grid: clusters of blocks in parallel on the cores of the machine, the
-//! threads of a cluster in a fixed order on one core. The first mistake ends it as a [`Fault`]: an
-//! access outside the tensors of the launch or to shared memory that was never written, two accesses
-//! that nothing orders, a collective that not all of its lanes reach, a panic.
+//! [`launch`] runs a kernel body over a grid: clusters of blocks in parallel on the cores of the machine, the threads of a
+//! cluster in a fixed order on one core. The first error ends the launch as a [`Fault`]: an access outside the tensors of the
+//! launch, a read of shared memory that was never written, two unordered accesses, a collective that not all of its lanes reach,
+//! or a panic.
 //!
 //! A device function that is called outside [`launch`] panics.
 
@@ -64,23 +64,22 @@ pub struct Region {
 pub struct Launch<'a> {
     /// The kernel in messages.
     pub kernel: &'static str,
-    /// Compute capability of the GPU that is played.
+    /// Compute capability of the simulated GPU.
     pub capability: (u32, u32),
     /// Grid, block and shared memory.
     pub shape: LaunchShape,
     /// Load-time constants, as [`crate::constants::Constants::words`].
     pub constants: &'a [u32],
-    /// All that the kernel may touch.
+    /// All memory that the kernel may access.
     pub regions: &'a [Region],
 }
 
 /// Runs `body` once for each thread of the grid.
 ///
-/// The first launch puts a hook before the panic hook of the process, which keeps the panics of bodies
-/// from being printed.
+/// The first launch installs a panic hook, in front of the process's own, that keeps panics of bodies from being printed.
 ///
 /// # Errors
-/// The [`Fault`] of the lowest block that has one; tensors are then partly written.
+/// The [`Fault`] of the lowest faulting block; tensors are then partly written.
 ///
 /// # Safety
 /// Each region describes memory that is live and that nothing else touches during the call.
@@ -90,7 +89,7 @@ pub unsafe fn launch(launch: &Launch<'_>, body: &(dyn Fn() + Sync)) -> Result<()
     workers::run_blocks(launch, &memory, body)
 }
 
-/// What the GPU, or the width of a [`race::Access`], refuses.
+/// Checks the limits of the GPU and the field widths of a [`race::Access`].
 fn check_limits(launch: &Launch<'_>) -> Result<(), String> {
     let (major, minor) = launch.capability;
     let most_shared_bytes = machine::shared_bytes(launch.capability);
@@ -168,7 +167,7 @@ pub fn load_time_constants<R>(f: impl FnOnce(&[u32]) -> R) -> R {
     current(|block| f(block.constants()))
 }
 
-/// Ends the launch where the GPU that is played lacks an instruction, which those of these machines have.
+/// Ends the launch with a fault if the simulated GPU lacks an instruction; `has` says which machines have it.
 fn needs(instruction: &str, has: impl Fn(u32) -> bool) {
     current(|block| {
         let (major, minor) = block.capability();
@@ -181,12 +180,12 @@ fn needs(instruction: &str, has: impl Fn(u32) -> bool) {
     });
 }
 
-/// [`needs`] of what came with Hopper.
+/// [`needs`] for an instruction of Hopper and later.
 fn needs_hopper_or_later(instruction: &str) {
     needs(instruction, |machine| machine >= machine::HOPPER);
 }
 
-/// [`needs`] of what Hopper alone has.
+/// [`needs`] for an instruction of Hopper alone.
 fn needs_hopper(instruction: &str) {
     needs(instruction, |machine| machine == machine::HOPPER);
 }
@@ -219,8 +218,8 @@ pub(super) fn warp_ballot(is: bool) -> u32 {
     current(|block| block.ballot(is))
 }
 
-/// [`butterfly_sum`](crate::math::reduce::butterfly_sum) at once, or `butterfly_scatter`; `None` for more values than a lane
-/// brings.
+/// [`butterfly_sum`](crate::math::reduce::butterfly_sum) or `butterfly_scatter` in one collective; `None` for more values than a
+/// lane can exchange.
 pub(crate) fn butterfly<const N: usize>(
     values: [f32; N],
     low: u32,
@@ -458,7 +457,7 @@ pub(super) unsafe fn copy_async_b128_or_zeros(
         // SAFETY: the caller's promise.
         unsafe { copy_async_b128(shared_address, global_address) }
     } else {
-        // There at once: whoever reads it before its barrier is found all the same.
+        // Written immediately: a read before the barrier is reported nonetheless.
         // SAFETY: the caller's promise.
         unsafe { store_shared_b128(shared_address, [0; 4]) }
     }
@@ -483,7 +482,7 @@ pub(super) fn leave_registers<const REGISTERS: u32>() {
 
 pub(super) fn prefetch(_: u64) {}
 
-// A hint, which the text of an older GPU leaves out, as it does fences and waits that such a GPU has no use for.
+// A hint. The PTX for an older GPU leaves it out, like the fences and waits that such a GPU does not need.
 pub(super) unsafe fn prefetch_bulk(_: u64, _: u32) {}
 
 pub(super) unsafe fn open_counter(counter: u32, threads: u32) {
@@ -517,7 +516,7 @@ pub(super) unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes:
 
 pub(super) fn store_bulk_wait() {
     needs_hopper_or_later("cp.async.bulk");
-    // SAFETY: the regions that cover what is stored are live, by the promise made to `launch`.
+    // SAFETY: the regions that cover the destinations are live, by the promise made to `launch`.
     current(|block| unsafe { block.store_bulk_wait() });
 }
 

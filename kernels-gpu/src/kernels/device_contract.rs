@@ -1,6 +1,6 @@
-//! Every primitive of the facade once: the GPU and the simulator must give the same answers.
+//! Every primitive of the facade once: the GPU and the simulator must give the same results.
 //!
-//! [`EveryPrimitive`], but for those of clusters:
+//! [`EveryPrimitive`], for all primitives except those of clusters and warpgroups:
 //!
 //! Shapes   input `[BLOCK]` f32   output `[RESULTS, BLOCK]` 32-bit words, written
 //! Threads  one block
@@ -16,7 +16,7 @@
 //! Shapes   output `[WARPGROUP_RESULTS, BLOCK]` 32-bit words, written
 //! Threads  one block of a warpgroup
 //!
-//! Truth    tests/device_contract.rs; of [`Warpgroup`] kernels-gpu/tests/prefill.rs
+//! Truth    tests/device_contract.rs; for [`Warpgroup`] kernels-gpu/tests/prefill.rs
 
 use crate::constants::constants;
 use crate::device::shared::COUNTER_BYTES;
@@ -29,21 +29,21 @@ use crate::math::each::each;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct DeviceContractParams {
-    /// 16-byte aligned.
+    /// Address of the input, 16-byte aligned.
     pub input: u64,
-    /// 16-byte aligned, written.
+    /// Address of the output, 16-byte aligned; written.
     pub output: u64,
 }
 
 constants! {
-    /// One load-time constant, to be read back.
+    /// One load-time constant that the kernel stores to the output.
     pub struct DeviceContractConstants {
         /// Any number.
         number = "GD_NUMBER",
     }
 }
 
-/// The rows of the output, in order.
+/// Names of the rows of the output, in order.
 pub const RESULTS: [&str; 61] = [
     "thread_idx_x",
     "block_idx_x + block_idx_y + block_idx_z",
@@ -108,12 +108,12 @@ pub const RESULTS: [&str; 61] = [
     "fma_f16x2(pack_f16x2(x, -x), pack_f16x2(x, 1.5), pack_f16x2(x, -x))",
 ];
 
-/// Element [row, column] of each matrix that is multiplied: sums of their products are exact.
+/// Element [row, column] of each matrix that is multiplied; sums of the products are exact.
 pub fn matrix_element(row: u32, column: u32) -> f32 {
     ((3 * row + 5 * column + row * column) % 31) as f32 - 15.0
 }
 
-/// The kernel, for one block of `BLOCK` threads.
+/// The kernel for one block of `BLOCK` threads.
 pub struct EveryPrimitive<const BLOCK: u32>;
 
 impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
@@ -133,10 +133,10 @@ impl<const BLOCK: u32> Kernel for EveryPrimitive<BLOCK> {
         let pair = params.input + 8 * (id / 2) as u64;
         let quad = params.input + 16 * (id / 4) as u64;
         let put = |row: u32, value: u32| {
-            // SAFETY: a word of the output for each row and thread.
+            // SAFETY: the output has a word for each row and thread.
             unsafe { global::store_b32(params.output + 4 * (row * BLOCK + id) as u64, value) }
         };
-        // SAFETY: the input has BLOCK words and the shared memory 48 bytes for each thread, in three parts.
+        // SAFETY: the input has BLOCK words, and the shared memory 48 bytes for each thread, in three parts.
         unsafe {
             let x = f32::from_bits(global::load_b32(word));
             put(0, id);
@@ -240,7 +240,7 @@ const CLUSTER: u32 = 4;
 /// Blocks of a launch of [`Cluster`]: two clusters.
 pub const CLUSTER_BLOCKS: u32 = 8;
 
-/// The parts `[CLUSTER_BLOCKS, BLOCK]` of the output of [`Cluster`], in order.
+/// Names of the parts `[CLUSTER_BLOCKS, BLOCK]` of the output of [`Cluster`], in order.
 pub const CLUSTER_RESULTS: [&str; 7] = [
     "block_idx_x",
     "b32 of the block before",
@@ -251,7 +251,7 @@ pub const CLUSTER_RESULTS: [&str; 7] = [
     "b32 sent by the block itself",
 ];
 
-/// Stores to the shared memory of other blocks, and the barrier and the mailbox that order them, for blocks of `BLOCK` threads.
+/// Stores to other blocks' shared memory, with the barrier and the mailbox that order them, for blocks of `BLOCK` threads.
 pub struct Cluster<const BLOCK: u32>;
 
 impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
@@ -275,11 +275,11 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
         let thread = block * BLOCK + id;
         let put = |row: u32, value: u32| {
             let place = row * CLUSTER_BLOCKS * BLOCK + thread;
-            // SAFETY: a word of the output for each result and thread.
+            // SAFETY: the output has a word for each result and thread.
             unsafe { global::store_b32(params.output + 4 * place as u64, value) }
         };
-        // SAFETY: the input has a word and the shared memory 32 bytes for each thread, in four parts, and a mailbox behind; all
-        // blocks have started and opened it at the first wait, and none ends before the last.
+        // SAFETY: the input has a word and the shared memory 32 bytes for each thread, in four parts followed by a mailbox. At
+        // the first wait all blocks have started and initialised it, and no block ends before the last wait.
         unsafe {
             let x = global::load_b32(params.input + 4 * thread as u64);
             if id == 0 {
@@ -312,13 +312,13 @@ impl<const BLOCK: u32> Kernel for Cluster<BLOCK> {
     }
 }
 
-/// Results of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_triangle`, 64 and 32 of `add`, 4 words that `store_matrices_transposed` stored, 2 of `load_state_b64` of what
-/// `store_state_b64` stored, the input's 16 bytes for each thread, by bulk copies, and those for the last thread but so many, once as
-/// copies bring them and once handed back.
+/// Words per thread of the output of [`Warpgroup`]: 64 sums of `by_both` with K = 128, 32 of `by_triangle`, 64 and 32 of `add`; 4
+/// words that `store_matrices_transposed` stored; 2 words of `load_state_b64` after `store_state_b64`; the input's 16 bytes for
+/// the thread, by bulk copies; and twice those of the thread counted from the last: once as copied, once as stored back.
 pub const WARPGROUP_RESULTS: u32 = 64 + 32 + 64 + 32 + 4 + 2 + 4 + 8;
 
-/// Products of a warpgroup, all of the elements of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the
-/// triangle `[64, 64]`; sums that are added to are 1.
+/// Products of a warpgroup with operands of [`matrix_element`]: A `[64, 128]`, the image `[128, 128]`, and the triangle `[64,
+/// 64]`. Sums that are added to begin at 1.
 pub struct Warpgroup<const BLOCK: u32>;
 
 impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
@@ -341,7 +341,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
         let counter = tile + 16 * BLOCK;
         let at = matrix_element;
         let place = |row: u32| params.output + 4 * (row * BLOCK + id) as u64;
-        // SAFETY: a word of the output for each result and thread; shared memory has the matrices, and 16 bytes a thread.
+        // SAFETY: the output has a word for each result and thread; shared memory has the matrices, and 16 bytes a thread.
         unsafe {
             let mut word = id;
             while word < 8192 {
@@ -386,7 +386,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
                     global::store_b32(place(first + i as u32), sums[i].to_bits());
                 });
             };
-            // Each product is stored before the next, so that no register waits for it.
+            // Each product is stored before the next one, so that no register is kept across products.
             let (first, second) = warpgroup::first(warpgroup::by_both::<128>(&a, image));
             put(0, &first);
             let [triangle, second] =
@@ -402,7 +402,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             shared::store_matrices_transposed(own, [a[0], a[1], a[2], a[3]]);
             let words = shared::load_shared_b128(own);
             each!(i in 0..4 => global::store_b32(place(192 + i as u32), words[i]));
-            // Two groups of bulk copies, the second half of the input in the second.
+            // Two groups of bulk copies; the second group copies the second half of the input.
             warpgroup::fence_shared();
             thread::sync_threads();
             if id == 0 {
@@ -428,7 +428,8 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
             thread::sync_threads();
             let words = shared::load_shared_b128(own);
             each!(i in 0..4 => global::store_b32(place(198 + i as u32), words[i]));
-            // Warps come to a counter, with copies of both kinds; then when these are read, and when they are handed back.
+            // Warps arrive on a counter with copies of both kinds, then when they have read the copies, then when they have
+            // stored them back.
             let met = counter + COUNTER_BYTES;
             if id == 0 {
                 shared::open_counter(met, BLOCK);
@@ -464,7 +465,7 @@ impl<const BLOCK: u32> Kernel for Warpgroup<BLOCK> {
     }
 }
 
-/// A B + C, all with the elements of [`matrix_element`], of which `pack` makes words.
+/// A B + C with the elements of [`matrix_element`], which `pack` packs into words.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(
     pack: impl Fn(f32, f32) -> u32,

@@ -1,4 +1,4 @@
-//! GDN MTP verify: several tokens per sequence, drafted ones to be verified, or saved ones to be committed.
+//! GDN MTP verify: several tokens per sequence, which are drafted ones to verify, or saved ones to commit.
 //!
 //! Per value head hv with query/key head h and state S: [V, K] (Gated DeltaNet, arXiv 2412.06464), for each token t:
 //!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale                        (1)
@@ -6,8 +6,8 @@
 //!     δ = β (v − S k̂)                                                                 (3) from the decayed S
 //!     S ← S + δ k̂ᵀ                                                                    (4)
 //!     o = S q̂                                                                         (5) from the written S
-//! [`super::recurrent`] goes token by token. [`Parallel`] never makes the states between
-//! the first and the last. With g_t = Σ log α up to token t, and S₀ the state before them all:
+//! [`super::recurrent`] goes token by token. [`Parallel`] never computes the states between the first and the last. With g_t = Σ
+//! log α up to token t, and S₀ the state before all tokens:
 //!     M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s      T = (I − M)⁻¹ diag(β)         (a)
 //!     R_t = v_t − e^g_t S₀ k̂_t                                                         (b)
 //!     δ = T R                                                                         (c) all of (3)
@@ -19,12 +19,12 @@
 //!          resume: a commit, and a verify from the state that it stored
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g, b [B, T, HV]   previous: T'   pool [P, HV, V, K] or [P, HV, K, V]
 //! Grid     x = tile + TILES · r, y, z = b; hv = y · HV/H + r (grouped, y = h) or r · H + y (tiled)
-//! Threads  Parallel: block = WARPS workers and the solver; a worker owns TILES16 tiles of 16 rows of S, four lanes a
-//!          row; the solver does (a) and W while the state is on its way
-//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
-//!          tokens that are no row's is zero; a token that is not there has k = q = v = 0, α = 1, β = 0
+//! Threads  Parallel: block = WARPS workers and the solver; a worker owns TILES16 tiles of 16 rows of S, four lanes a row; the
+//!          solver computes (a) and W while the state is loaded
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to the slot that it writes; o
+//!          of packed tokens that belong to no row is zero; an absent token has k = q = v = 0, α = 1, β = 0
 //! Range    NaN from finite inputs only where S k or S q of the raw k and q leaves f32, whatever the gates (k and q whose squares
-//!          leave it are multiplied by a power of two before); a NaN among the inputs is never dropped
+//!          overflow in f32 are first multiplied by a power of two); a NaN among the inputs is never dropped
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
 //! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
 

@@ -1,16 +1,16 @@
 //! GDN prefill: any number of tokens, in chunks of 64 on the tensor cores.
 //!
-//! Math     docs/prefill.md; prefill/prepare.rs (what does not depend on states), prefill/chain (from state to state); a chunk of one
-//!          token as kernels/recurrent
+//! Math     docs/prefill.md; prefill/prepare.rs (intra-chunk pass), prefill/chain (inter-chunk scan); a chunk of one token as
+//!          kernels/recurrent
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V], packed [1, total, ...]   pool [P, HV, V, K] (K-last), [P, HV, K, V] (V-last)
-//! Grid     [`Prepare`] x = n · unit + ⌈HV/H / 2⌉ · h + r / 2, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as GDN decode's;
-//!          [`Short`] the same, or x = r / 2; the others in kernels/prefill.rs
-//! Machine  [`Chain`] by [`Hopper`](crate::prefill::chain::machine::Hopper) and [`Short`] compute capability 9.0 alone (sm_90a); all
-//!          others, [`Chain`] by [`Portable`](crate::prefill::chain::machine::Portable) too, 8.0 and newer
-//! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state
-//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
-//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
-//!          tokens that are no row's is zero
+//! Grid     [`Prepare`] x = n · chunk + ⌈HV/H / 2⌉ · h + r / 2, with n blocks a chunk; [`Chain`] x = tile + TILES r, y, z = b as
+//!          in a GDN decode; [`Short`] the same, or x = r / 2; the others in kernels/prefill.rs
+//! Machine  [`Chain`] by [`Hopper`](crate::prefill::chain::machine::Hopper) and [`Short`] compute capability 9.0 alone (sm_90a);
+//!          all others, [`Chain`] by [`Portable`](crate::prefill::chain::machine::Portable) too, 8.0 and newer
+//! Threads  warpgroups; in a scan, each but the last, which copies, has 64 rows of the state
+//!          with a convolution x [B, T, D] for q, k and v; with a convolution or a norm a last launch after all others
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to the slot that it writes; o
+//!          of packed tokens that belong to no row is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use crate::device::overlap::let_next_begin;
@@ -34,11 +34,11 @@ use crate::prefill::{self, head_bytes, image_bytes};
 use crate::row::value_head;
 use crate::step::{PrefillParams, StepConstants};
 
-/// The intra-chunk pass: the operands of units, which do not depend on states.
+/// The intra-chunk pass: computes the operands of chunks, which do not depend on states.
 pub struct Prepare<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Prepare<K, V> {
-    /// Shared memory: the image, later the scratch of both warpgroups; and the scales.
+    /// Offset of the scales in shared memory, after the image, whose place becomes the scratch of both warpgroups.
     const SCALES: u32 = if image_bytes(K) > 2 * SCRATCH_BYTES {
         image_bytes(K)
     } else {
@@ -66,7 +66,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
-        // The chain begins with what it has in the pool.
+        // The scan begins with loads from the pool.
         let_next_begin();
         // SAFETY: the caller's promise.
         unsafe { Self::make(params) };
@@ -75,10 +75,10 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
 }
 
 impl<const K: u32, const V: u32> Prepare<K, V> {
-    /// Makes the operands of the block's unit.
+    /// Computes the operands of the block's chunk.
     ///
     /// # Safety
-    /// As [`Kernel::run`]'s.
+    /// As for [`Kernel::run`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(params: &PrefillParams) {
         let c = prefill::kernels::constants();
@@ -95,16 +95,16 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         } else {
             1
         };
-        // The warpgroup's value head.
+        // Value head of the warpgroup.
         let r = first + if heads == 2 { thread_idx_x() / 128 } else { 0 };
         let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
         let base = dynamic_shared_mem().next_multiple_of(128);
-        // SAFETY: the caller's promise; a unit's operands are this block's to write.
+        // SAFETY: the caller's promise; a chunk's operands are this block's to write.
         unsafe {
             let Some((span, j)) = row_of::<false>(&c, params, n) else {
                 return;
             };
-            // There is no memory for so many as are no u32; and fewer registers than were good.
+            // A u32 is enough, because no workspace has more chunks than that; a u64 takes registers that are scarce.
             let number = span.unit(j) as u32 * c.h + h;
             let chunk = span.chunk(j);
             let with = (&span, chunk);
@@ -114,7 +114,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
                 if !Place::load(&c, &params.layer, span.b).live() {
                     return;
                 }
-                // The factors of its first value head are the block's to overwrite.
+                // The block may overwrite the factors of its first value head, where the scales are.
                 Unit::of_convolved::<K>(&c, params, with, hv, heads, at, of(first))
             } else {
                 if c.makes_values() {

@@ -1,15 +1,17 @@
 //! KDA prefill: any number of tokens, in chunks of 64 on the tensor cores, with a decay of every key channel.
 //!
-//! Math     docs/prefill.md; prefill/channels.rs (what does not depend on states), prefill/chain (from state to state); a chunk of
-//!          one token as kernels/kda_recurrent
+//! Math     docs/prefill.md; prefill/channels.rs (intra-chunk pass), prefill/chain (inter-chunk scan); a chunk of one token as
+//!          kernels/kda_recurrent
 //! Shapes   q, k [B, T, H, K]   v, o [B, T, HV, V]   g [B, T, HV, K], packed [1, total, ...]   pool [P, HV, V, K] or [P, HV, K, V]
-//! Grid     [`Prepare`] x = n · unit + HV/H · h + r, n of a unit; [`Chain`] x = tile + TILES r, y, z = b as a decode's
+//! Grid     [`Prepare`] x = n · chunk + HV/H · h + r, with n blocks a chunk; [`Chain`] x = tile + TILES r, y, z = b as in a
+//!          decode
 //! Machine  [`Chain`] by [`Hopper`](crate::prefill::chain::machine::Hopper) and [`Short`] compute capability 9.0 alone (sm_90a); all
 //!          others, [`Chain`] by [`Portable`](crate::prefill::chain::machine::Portable) too, 8.0 and newer
-//! Threads  warpgroups; of a chain, each but the last, which copies, has 64 rows of the state; of an intra-chunk pass, a warp has 8 tokens
-//!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
-//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
-//!          tokens that are no row's is zero
+//! Threads  warpgroups; in a scan, each but the last, which copies, has 64 rows of the state; in an intra-chunk pass, a warp has
+//!          8 tokens
+//!          with a convolution x [B, T, D] for q, k and v; with a convolution or a norm a last launch after all others
+//! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to the slot that it writes; o
+//!          of packed tokens that belong to no row is zero
 //! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
 
 use crate::device::overlap::let_next_begin;
@@ -30,7 +32,7 @@ use crate::prefill::{self, channels, head_bytes, images_bytes};
 use crate::row::{Row, value_head};
 use crate::step::{PrefillParams, StepConstants};
 
-/// The intra-chunk pass: the operands of units, which do not depend on states. A block has a unit of one value head.
+/// The intra-chunk pass: computes the operands of chunks, which do not depend on states. A block has a chunk of one value head.
 pub struct Prepare<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
@@ -55,7 +57,7 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
-        // The chain begins with what it has in the pool.
+        // The scan begins with loads from the pool.
         let_next_begin();
         // SAFETY: the caller's promise.
         unsafe { Self::make(params) };
@@ -64,10 +66,10 @@ impl<const K: u32, const V: u32> Kernel for Prepare<K, V> {
 }
 
 impl<const K: u32, const V: u32> Prepare<K, V> {
-    /// Makes the operands of the block's unit.
+    /// Computes the operands of the block's chunk.
     ///
     /// # Safety
-    /// As [`Kernel::run`]'s.
+    /// As for [`Kernel::run`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(params: &PrefillParams) {
         let c = prefill::kernels::constants();
@@ -77,7 +79,7 @@ impl<const K: u32, const V: u32> Prepare<K, V> {
         let (h, r) = (of / c.ratio, of % c.ratio);
         let hv = value_head(h, r, c.h, c.ratio, c.tiled != 0);
         let base = dynamic_shared_mem().next_multiple_of(128);
-        // SAFETY: the caller's promise; a unit's operands are this block's to write.
+        // SAFETY: the caller's promise; a chunk's operands are this block's to write.
         unsafe {
             let Some((span, j)) = row_at(&c, params, unit) else {
                 return;

@@ -1,8 +1,9 @@
 //! One file per operator: header (math, shapes, threads, cost), parameters, launch shape, body.
 //!
 //! # Safety
-//! `run` of a kernel relies on this: `params` and the load-time constants describe live tensors, and what a thread stores to is its
-//! own. So does an unsafe function here whose doc says nothing else, and on what it loads from shared memory having been stored there.
+//! `run` of a kernel requires: `params` and the load-time constants describe live tensors, and a thread owns the memory that it
+//! stores to. An unsafe function here without a `# Safety` section requires the same, and that its operands in shared memory have
+//! been stored there.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 pub mod deferred;

@@ -1,8 +1,8 @@
-//! The floor under every operator: states read, multiplied by a constant and written in place, nothing else.
+//! The floor of every operator: reads states, multiplies them by a constant and writes them in place.
 //!
 //! Grid     x = chunks of 2048 VECTORS bytes
 //! Threads  block 128; a thread owns VECTORS vectors of 16 bytes, 2048 bytes apart
-//! Cost     2 bytes moved per byte of state: what a perfect in-place kernel would take
+//! Cost     2 bytes moved per byte of state: the cost of a perfect in-place kernel
 //! Truth    tests/device_contract.rs
 
 use crate::constants::constants;
@@ -12,10 +12,10 @@ use crate::launch::{Description, Kernel};
 use crate::math::each::each;
 
 const BLOCK: u32 = 128;
-/// Bytes that a block of the 2-vector variant works on.
+/// Bytes that a block of the 2-vector variant processes.
 pub const BLOCK_BYTES: u64 = 2 * BLOCK as u64 * 16;
 
-/// Address of the states.
+/// Parameters of a launch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct StateFloorParams {
@@ -24,14 +24,14 @@ pub struct StateFloorParams {
 }
 
 constants! {
-    /// The constant of a measurement.
+    /// Constants of a measurement.
     pub struct StateFloorConstants {
         /// Bits of the f32 that every state is multiplied by.
         factor = "GD_FACTOR",
     }
 }
 
-/// `VECTORS` vectors of 16 bytes in flight per thread.
+/// The kernel with `VECTORS` vectors of 16 bytes in flight per thread.
 pub struct InPlace<const VECTORS: usize>;
 
 impl<const VECTORS: usize> Kernel for InPlace<VECTORS> {

@@ -1,17 +1,17 @@
-//! Scalars of the gated delta rule, with k and q as they come: their norms are factored out of the products.
+//! Scalars of the gated delta rule. k and q are not normalised: their norms are factored out of the products.
 
 use crate::device::float::{fma, rsqrt};
 
 /// Scalars of one head and token.
 #[derive(Clone, Copy)]
 pub struct Factors {
-    /// α; 1 where the state that the products are taken from has decayed.
+    /// α; 1 if the products are taken from a state that has already decayed.
     pub decay: f32,
     /// β
     pub beta: f32,
-    /// k̂ = k · this
+    /// Norm factor of k: k̂ = k · this.
     pub k: f32,
-    /// q̂ = q · this
+    /// Norm factor of q: q̂ = q · this.
     pub q: f32,
     /// k̂·q̂
     pub kq: f32,

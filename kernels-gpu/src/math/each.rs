@@ -1,4 +1,4 @@
-//! Loops of kernels.
+//! A loop macro for kernels.
 
 /// `each!(r in 0..ROWS => body)` is the `while` loop of `body` with r = 0, 1, … `ROWS` − 1, without the iterator of a range. `body`
 /// may `break` and `return`; it neither continues nor changes `r`.

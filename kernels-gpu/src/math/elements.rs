@@ -4,8 +4,8 @@ use crate::constants::Element;
 use crate::device::{float, global};
 use crate::math::each::each;
 
-/// `N` consecutive elements as they lie in memory: 16-bit ones two to a word. Converted only where the
-/// values are wanted, so that a kernel can issue every load before it waits for any.
+/// `N` consecutive elements as they lie in memory: 16-bit ones two to a word. Conversion is separate, so that a kernel can issue
+/// every load before it waits for any.
 #[derive(Clone, Copy)]
 pub struct Raw<const N: usize>(pub [u32; N]);
 
@@ -16,12 +16,12 @@ pub const fn bytes_of(element: u32) -> u32 {
 }
 
 impl<const N: usize> Raw<N> {
-    /// Loads `COUNT` (1, 2, 4 or 8) elements, which become elements `first..first + COUNT` of `self`.
+    /// Loads `COUNT` (1, 2, 4 or 8) elements into elements `first..first + COUNT` of `self`.
     ///
     /// `wide`: the address is a multiple of 16 bytes, or of the bytes loaded where those are fewer.
     ///
     /// # Safety
-    /// The elements are in global memory that nobody writes during the launch, naturally aligned.
+    /// The elements are in global memory, naturally aligned, and nobody writes them during the launch.
     #[inline(always)]
     pub unsafe fn load<const COUNT: usize>(
         &mut self,
@@ -81,7 +81,7 @@ impl<const N: usize> Raw<N> {
         }
     }
 
-    /// The values.
+    /// Converts the elements to f32.
     #[inline(always)]
     pub fn to_f32(self, element: u32) -> [f32; N] {
         let mut values = [0.0; N];
@@ -100,10 +100,11 @@ impl<const N: usize> Raw<N> {
 }
 
 impl<const N: usize> Raw<N> {
-    /// Whether an element is 2⁶⁰ or more in size, or not finite. Squares of up to 2⁷ others add up to less than ∞. None of f16 is.
+    /// Whether an element is at least 2⁶⁰ in magnitude, or not finite. Squares of up to 2⁷ smaller elements add up to less than
+    /// ∞. Never true for f16.
     #[inline(always)]
     pub fn is_large(self, element: u32) -> bool {
-        // Two bf16 at once: what is added carries into the place of the sign.
+        // Tests two bf16 in one addition: a large one carries into its sign bit.
         let (sizes, carry) = if element == Element::F32 as u32 {
             (0x7fff_ffff, 0x2280_0000)
         } else {
@@ -123,7 +124,7 @@ impl<const N: usize> Raw<N> {
         element != Element::F16 as u32 && carried & !sizes != 0
     }
 
-    /// The values times a power of two, as they would lie in memory. f16 stays as it is.
+    /// The elements times a power of two, in the same format. f16 stays unchanged.
     #[inline(always)]
     pub fn times(mut self, power: f32, element: u32) -> Self {
         let values = self.to_f32(element);
@@ -148,7 +149,7 @@ pub fn bf16_to_f32(bits: u16) -> f32 {
 /// `N` (1, 2, 4 or 8) consecutive elements.
 ///
 /// # Safety
-/// As [`Raw::load`]'s.
+/// As for [`Raw::load`].
 #[inline(always)]
 pub unsafe fn load<const N: usize>(address: u64, element: u32, wide: bool) -> Raw<N> {
     let mut raw = Raw([0; N]);
@@ -159,7 +160,7 @@ pub unsafe fn load<const N: usize>(address: u64, element: u32, wide: bool) -> Ra
 /// One element.
 ///
 /// # Safety
-/// As [`Raw::load`]'s.
+/// As for [`Raw::load`].
 #[inline(always)]
 pub unsafe fn load_one(address: u64, element: u32) -> Raw<1> {
     load::<1>(address, element, false)

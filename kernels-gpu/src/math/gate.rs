@@ -10,20 +10,20 @@ pub fn exp(x: f32) -> f32 {
     exp2(x * LOG2_E)
 }
 
-/// 1 / (1 + e⁻ˣ): 0 and 1 at the ends, never NaN for a finite x.
+/// 1 / (1 + e⁻ˣ): saturates to 0 and 1, never NaN for a finite x.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     reciprocal(1.0 + exp(-x))
 }
 
-/// max(x, 0) + log1p(e^−|x|), held finite: so for every x but NaN, which stays NaN by the second term.
+/// max(x, 0) + log1p(e^−|x|), clamped to finite values for every x but NaN, which the second term propagates.
 #[inline(always)]
 pub fn softplus(x: f32) -> f32 {
     minimum(x.max(0.0), f32::MAX) + log1p_of_unit(exp(-x.abs()))
 }
 
-/// log(1 + y) for y in [0, 1]: y times the polynomial of degree 8 that is nearest to log(1 + y) / y there. Relative error
-/// below 3e-7, down to y = 0, where log2(1 + y) has no digit left.
+/// log(1 + y) for y in [0, 1]: y times the best polynomial of degree 8 for log(1 + y) / y. Relative error below 3e-7, down to y =
+/// 0, where log2(1 + y) has no digit left.
 #[inline(always)]
 fn log1p_of_unit(y: f32) -> f32 {
     let square = y * y;
@@ -35,7 +35,7 @@ fn log1p_of_unit(y: f32) -> f32 {
     y * fma(fma(fma(d, square, c), square, b), square, a)
 }
 
-/// exp(A_log), held finite, so that it times 0 is 0. NaN stays NaN.
+/// exp(A_log), clamped to finite values so that its product with 0 is 0. NaN stays NaN.
 #[inline(always)]
 fn rate(a_log: f32) -> f32 {
     minimum(exp(a_log), f32::MAX)
@@ -43,8 +43,8 @@ fn rate(a_log: f32) -> f32 {
 
 /// Log decay of a raw gate: −exp(A_log) · softplus(a + dt_bias).
 ///
-/// Finite or −∞ for every finite a and dt_bias, though their sum or exp(A_log) leave the range of f32: both factors are held
-/// finite, so that one of them may be 0, as it is below 2⁻¹²⁶. NaN where an argument is.
+/// Finite or −∞ for every finite a and dt_bias, even if their sum or exp(A_log) leaves the range of f32: both factors are clamped
+/// to finite values because the other may be 0 (it underflows below 2⁻¹²⁶). NaN if an argument is NaN.
 #[inline(always)]
 pub fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
     -rate(a_log) * softplus(a + dt_bias)
@@ -52,7 +52,7 @@ pub fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
 
 /// Log decay of KDA's lower-bound gate: lower_bound · sigmoid(exp(A_log) · (x + dt_bias)), a scale and not a clamp.
 ///
-/// Finite for every finite x, bound and dt_bias, as [`log_decay`] is; NaN where an argument is.
+/// Finite for every finite x, bound and dt_bias, like [`log_decay`]; NaN if an argument is NaN.
 #[inline(always)]
 pub fn lower_bound_log_decay(x: f32, lower_bound: f32, a_log: f32, dt_bias: f32) -> f32 {
     let sum = maximum(minimum(x + dt_bias, f32::MAX), f32::MIN);
@@ -74,9 +74,9 @@ mod tests {
     }
 
     const LOWER_BOUND: f32 = -5.0;
-    /// Beyond 0 and ∞ of exp(A_log) in f32, and between.
+    /// exp(A_log) is 0 or ∞ in f32 for some, and between for others.
     const A_LOGS: [f32; 6] = [f32::MIN, -200.0, -2.0, 2.0, 200.0, f32::MAX];
-    /// Two of them may add up to more than f32 holds.
+    /// The sum of two of them may leave the range of f32.
     const TERMS: [f32; 7] = [f32::MIN, -3e38, -20.0, 0.0, 20.0, 3e38, f32::MAX];
 
     #[test]
@@ -85,7 +85,7 @@ mod tests {
             for (x, dt_bias) in TERMS.into_iter().flat_map(|x| TERMS.map(|y| (x, y))) {
                 let (rate, sum) = (f64::from(a_log).exp(), f64::from(x) + f64::from(dt_bias));
                 let softplus = sum.max(0.0) + (-sum.abs()).exp().ln_1p();
-                // ∞ · 0 is for a softplus of 0, which is one below the range of f64.
+                // ∞ · 0 stands for a softplus that underflows in f64.
                 let right = if softplus == 0.0 {
                     1.0
                 } else {

@@ -1,4 +1,4 @@
-//! What kernel bodies are made of: element conversion, gates, powers of two, reductions, vectors out of range.
+//! Building blocks of kernel bodies: element conversion, gates, powers of two, reductions, vectors out of range.
 #![allow(unsafe_op_in_unsafe_fn)] // every unsafe function says what it relies on
 
 pub mod delta_rule;

@@ -1,8 +1,8 @@
-//! Vectors whose squares add up to more than an f32 holds, so that their norm would be 0 and what is normalised NaN.
+//! Vectors whose sum of squares overflows f32: their inverse norm would be 0 and the normalised vector NaN.
 //!
-//! Such a vector is multiplied by a power of two, which changes nothing of what is normalised: its norm takes the power back. Any
-//! other vector stays as it is, to the bit. The question is one to the finished sums, which are there anyway ([`overflow`]), and
-//! what is done then is short: what is multiplied by [`SMALL`] is summed once more.
+//! Such a vector is multiplied by a power of two, which leaves the normalised vector unchanged: the norm compensates it. Any
+//! other vector stays unchanged, bit for bit. The test is on the finished sums, which are computed anyway ([`overflow`]). The
+//! rare path is short: it sums the vector times [`SMALL`] once more.
 
 use super::elements::Raw;
 use super::power;
@@ -12,15 +12,14 @@ use crate::device::rarely;
 use crate::device::warp::warp_ballot;
 use crate::math::each::each;
 
-/// 2⁻⁷⁰: the squares of any 2⁷ finite numbers that are multiplied by it add up to less than ∞.
+/// 2⁻⁷⁰: after multiplication by it, the squares of any 2⁷ finite numbers add up to less than ∞.
 pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
 
-/// 2⁶⁰: squares of up to 2⁷ numbers below it add up to less than ∞.
+/// 2⁶⁰: the squares of up to 2⁷ numbers below it add up to less than ∞.
 pub const LARGE: f32 = f32::from_bits((127 + 60) << 23);
 
-/// The factor that makes a vector tame whose elements' squares add up to `squares`, and those of its elements times [`SMALL`] to
-/// `small`: where `squares` is ∞ a power of two that brings its length between 2⁹ and 2¹⁰, next to which the 1e-6 of the norm is
-/// nothing; else 1.
+/// The factor that brings a vector into range. `squares` is the sum of its squares, `small` that of the vector times [`SMALL`].
+/// If `squares` is ∞: a power of two that brings the length between 2⁹ and 2¹⁰, where the 1e-6 of the norm is negligible; else 1.
 #[inline(always)]
 pub fn power_for(squares: f32, small: f32) -> f32 {
     if squares == f32::INFINITY {
@@ -31,28 +30,28 @@ pub fn power_for(squares: f32, small: f32) -> f32 {
     }
 }
 
-/// x times a number. A loop, which is inlined wherever it stands, as `map` is not.
+/// x · `by`, element by element. A loop, because it is always inlined and `map` is not.
 #[inline(always)]
 pub fn times<const N: usize>(mut x: [f32; N], by: f32) -> [f32; N] {
     each!(i in 0..N => x[i] *= by);
     x
 }
 
-/// Whether Σk² or Σq² is ∞ of any lane of the warp, of its Σk², Σq² and k·q. All of them call it. A ballot, though most warps have
-/// one k and q: docs/compiler.md, Warps that stay together.
+/// Whether Σk² or Σq² of any lane is ∞, from each lane's Σk², Σq² and k·q. All lanes of the warp call it. A ballot is used
+/// although most warps have one k and q: docs/compiler.md, Warps that stay together.
 #[inline(always)]
 pub fn overflow(may_overflow: bool, [squares_k, squares_q, _]: [f32; 3]) -> bool {
     may_overflow && any_large(squares_k == f32::INFINITY || squares_q == f32::INFINITY)
 }
 
-/// Whether Σk² or Σq², of these elements, may be ∞ where it is wanted: f16 has no such vector.
+/// Whether Σk² or Σq², of elements of these types, is needed and may be ∞: f16 vectors cannot overflow.
 #[inline(always)]
 pub fn may_overflow(l2norm: bool, elements: [u32; 2]) -> bool {
     let f16 = Element::F16 as u32;
     l2norm && (elements[0] != f16 || elements[1] != f16)
 }
 
-/// The factors of k and q, some of whose sums [`overflow`], where they are multiplied once.
+/// The factors for k and q when sums [`overflow`]: [`SMALL`] or 1.
 #[inline(always)]
 pub fn shrinking([squares_k, squares_q, _]: [f32; 3]) -> [f32; 2] {
     let of = |squares| {
@@ -61,8 +60,8 @@ pub fn shrinking([squares_k, squares_q, _]: [f32; 3]) -> [f32; 2] {
     [of(squares_k), of(squares_q)]
 }
 
-/// Σk², Σq² and k·q of k and q that were multiplied by these powers. A sum of squares that has been ∞ is 2⁻¹² or more now: the
-/// 1e-6 that the norm adds is no longer nothing, and is taken away.
+/// Corrects Σk², Σq² and k·q of k and q that were multiplied by these powers. A sum of squares that was ∞ is now at least 2⁻¹²:
+/// the 1e-6 that the norm adds is no longer negligible, and is subtracted here.
 #[inline(always)]
 pub fn shrunk([squares_k, squares_q, kq]: [f32; 3], powers: [f32; 2]) -> [f32; 3] {
     let of = |squares: f32, power: f32| {
@@ -75,7 +74,7 @@ pub fn shrunk([squares_k, squares_q, kq]: [f32; 3], powers: [f32; 2]) -> [f32; 3
     [of(squares_k, powers[0]), of(squares_q, powers[1]), kq]
 }
 
-/// Whether any lane of the warp has a large element. All of them call it.
+/// Whether any lane of the warp has a large element. All lanes of the warp call it.
 #[inline(always)]
 pub fn any_large(is_large: bool) -> bool {
     let any = warp_ballot(is_large) != 0;
@@ -85,7 +84,7 @@ pub fn any_large(is_large: bool) -> bool {
     any
 }
 
-/// [`power_for`] a vector of which `x` are this lane's elements; the others are those of the lanes whose index differs only in
+/// [`power_for`] a vector of which `x` are this lane's elements; the other elements are in the lanes whose index differs only in
 /// bits `1..lanes`. All lanes of the warp call it.
 #[inline(always)]
 pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes: u32) -> f32 {
@@ -101,8 +100,8 @@ pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes
     power_for(squares, small)
 }
 
-/// A lane's channels of q or k as they lie in memory, those of a vector that is too large for its norm times a power of two. A
-/// vector is that of the lanes whose index differs only in bits `1..lanes`. All lanes of the warp call it.
+/// Multiplies a lane's channels of q or k, in memory format, by a power of two if the vector is too large for its norm. The
+/// vector is spread over the lanes whose index differs only in bits `1..lanes`. All lanes of the warp call it.
 #[inline(always)]
 pub fn tame_one<const PARTS: usize>(raw: &mut [Raw<8>; PARTS], element: u32, lanes: u32) {
     let mut values = [[0.0; 8]; PARTS];
@@ -111,7 +110,7 @@ pub fn tame_one<const PARTS: usize>(raw: &mut [Raw<8>; PARTS], element: u32, lan
     each!(part in 0..PARTS => raw[part] = raw[part].times(power, element));
 }
 
-/// k and q, of these elements, so that the sums of their squares are finite: see [`tame_one`].
+/// Brings k and q, of these element types, into a range where the sums of their squares are finite: see [`tame_one`].
 #[inline(always)]
 pub fn tame<const PARTS: usize>(
     l2norm: bool,

@@ -3,7 +3,7 @@
 use crate::device::float::fma;
 use crate::device::unknown;
 use crate::math::each::each;
-// The simulator's own way: all lanes are waited for once, not for each value and step.
+// The simulator's shortcut: it waits for all lanes once, instead of for each value and step.
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use crate::device::sim::butterfly as at_once;
 use crate::device::warp::{lane_id, warp_shuffle_xor};
@@ -15,9 +15,8 @@ fn at_once<const N: usize>(_: [f32; N], _: u32, _: u32, _: bool) -> Option<[f32;
 
 /// Sums `values` over the lanes of a warp whose index differs only in bits `low..high` (powers of two).
 ///
-/// All 32 lanes of the warp call it; every lane holds the sums. The order of additions depends on
-/// `low` and `high` alone. With `low = 1, high = 16`, lanes 0..16 get the sums over lanes 0..16 and
-/// lanes 16..32 those over lanes 16..32.
+/// All 32 lanes of the warp call it; every lane holds the sums. The order of additions depends only on `low` and `high`. With
+/// `low = 1, high = 16`, lanes 0..16 get the sums over lanes 0..16 and lanes 16..32 those over lanes 16..32.
 #[inline(always)]
 pub fn butterfly_sum<const N: usize>(values: [f32; N], low: u32, high: u32) -> [f32; N] {
     #[cfg(not(target_arch = "nvptx64"))]
@@ -27,7 +26,7 @@ pub fn butterfly_sum<const N: usize>(values: [f32; N], low: u32, high: u32) -> [
     sum_from(values, high / 2, low)
 }
 
-/// [`butterfly_sum`], whose first exchange is `lane_mask` lanes apart, and whose last `low`.
+/// [`butterfly_sum`] from the exchange across bit `lane_mask` down to the one across bit `low`.
 #[inline(always)]
 fn sum_from<const N: usize>(mut values: [f32; N], mut lane_mask: u32, low: u32) -> [f32; N] {
     while lane_mask >= low {
@@ -37,7 +36,7 @@ fn sum_from<const N: usize>(mut values: [f32; N], mut lane_mask: u32, low: u32) 
     values
 }
 
-/// [`butterfly_sum`] of bits `1..high`, in little code, for what is rare.
+/// [`butterfly_sum`] of bits `1..high` in a rolled loop, for rare code.
 #[inline(always)]
 pub fn butterfly_sum_small<const N: usize>(values: [f32; N], high: u32) -> [f32; N] {
     #[cfg(not(target_arch = "nvptx64"))]
@@ -47,7 +46,7 @@ pub fn butterfly_sum_small<const N: usize>(values: [f32; N], high: u32) -> [f32;
     sum_from(values, unknown(high / 2), 1)
 }
 
-/// [`butterfly_sum`] of pairs.
+/// [`butterfly_sum`] for pairs.
 #[inline(always)]
 pub fn butterfly_sum_pairs<const N: usize>(
     mut pairs: [[f32; 2]; N],
@@ -77,7 +76,7 @@ pub fn butterfly_sum_pairs<const N: usize>(
     pairs
 }
 
-/// [`butterfly_sum`] of `values` and [`butterfly_sum_pairs`] of `pairs` over the lanes of bits `1..high`, in one chain of exchanges.
+/// [`butterfly_sum`] of `values` and [`butterfly_sum_pairs`] of `pairs` over the lanes of bits `1..high`, in the same exchanges.
 #[inline(always)]
 pub fn butterfly_sum_both<const N: usize, const M: usize>(
     mut values: [f32; N],
@@ -97,10 +96,10 @@ pub fn butterfly_sum_both<const N: usize, const M: usize>(
     (values, pairs)
 }
 
-/// Sums each of `N` values over the lanes of a warp whose index differs only in bits `low..high` (powers of two, high /
-/// low ≤ N), and leaves each of these lanes some of the sums: with n = N · low / high, lane l holds in the first places
-/// those of values `l % high / low * n ..`, n of them. Neighbours (bit `low`) are added first. N − n shuffles, where
-/// [`butterfly_sum`] takes N log₂(high / low).
+/// Sums each of `N` values over the lanes of a warp whose index differs only in bits `low..high` (powers of two, high / low ≤ N),
+/// and leaves each lane a part of the sums: with n = N · low / high, the first n places of lane l hold the sums of the n values
+/// from `l % high / low * n` on. Neighbours (bit `low`) are added first. N − n shuffles, where [`butterfly_sum`] takes
+/// N log₂(high / low).
 ///
 /// All 32 lanes of the warp call it.
 #[inline(always)]
@@ -109,8 +108,8 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
     if let Some(sums) = at_once(values, low, high, true) {
         return sums;
     }
-    // At each step two lanes part the values that they still share: those whose index has the bit `stride` go to the
-    // lane that has the bit `lane_mask`.
+    // At each step two lanes divide the values that they still share: values whose index has the bit `stride` go to the lane that
+    // has the bit `lane_mask`.
     let mut lane_mask = low;
     let mut stride = N * low as usize / high as usize;
     let mut parted = 0;
@@ -134,11 +133,11 @@ pub fn butterfly_scatter<const N: usize>(mut values: [f32; N], low: u32, high: u
     values
 }
 
-/// Sum of the pairs `pair(0..count)`, 1 to 32 of them, neighbours first: where `count` is no power of two, the sums of its
-/// parts that are, the largest first.
+/// Sum of the pairs `pair(0..count)`, 1 to 32 of them, neighbours first. If `count` is not a power of two, the sums of its
+/// power-of-two parts are added, the largest part first.
 #[inline(always)]
 pub fn pairwise_sum(count: usize, mut pair: impl FnMut(usize) -> [f32; 2]) -> [f32; 2] {
-    // partial[l] is the sum of the last whole run of 2^l pairs: few are live at a time.
+    // partial[l] is the sum of the last complete run of 2^l pairs: few are live at a time.
     let mut partial = [[0.0; 2]; 6];
     each!(i in 0..count => {
         let mut sum = pair(i);
@@ -160,8 +159,8 @@ pub fn pairwise_sum(count: usize, mut pair: impl FnMut(usize) -> [f32; 2]) -> [f
     sum
 }
 
-/// Σ over rows r of `row(r)` x\[r\], for each of a thread's columns: two rows at a time, then pair by pair, neighbours
-/// first. `ROWS` is a power of two, 2 to 16.
+/// Σ over rows r of `row(r)` x\[r\], for each of a thread's columns: two rows at a time, then a pairwise sum, neighbours first.
+/// `ROWS` is a power of two, 2 to 16.
 #[inline(always)]
 pub fn column_products<const ROWS: usize>(
     row: impl Fn(usize) -> [f32; 8],
@@ -184,7 +183,7 @@ pub fn column_products<const ROWS: usize>(
     partial[(ROWS / 2).ilog2() as usize]
 }
 
-/// x · y of a thread's own values, in order.
+/// x · y of a thread's own values, summed in order.
 #[inline(always)]
 pub fn dot<const N: usize>(x: [f32; N], y: [f32; N]) -> f32 {
     add_dot(0.0, x, y)
@@ -201,7 +200,7 @@ pub fn dot_parts<const N: usize, const PARTS: usize>(
     sum
 }
 
-/// sum + x · y of a thread's own values, in order.
+/// sum + x · y of a thread's own values, summed in order.
 #[inline(always)]
 pub fn add_dot<const N: usize>(mut sum: f32, x: [f32; N], y: [f32; N]) -> f32 {
     each!(i in 0..N => sum = fma(x[i], y[i], sum));

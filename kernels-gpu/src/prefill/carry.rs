@@ -1,7 +1,7 @@
-//! From split to split of a row ([`super::split`]): S ← S M + B, in f32.
+//! Carries the state from split to split of a row ([`super::split`]): S ← S M + B, in f32.
 //!
-//! Rows of S are independent of each other: a block has 16 of a value head, a warp 4. M comes through shared memory, 32 of its rows at a
-//! time, while those before are multiplied; a warp's rows of S lie there too.
+//! Rows of S are independent of each other: a block has 16 rows of a value head, a warp 4. M is staged in shared memory, 32 of
+//! its rows at a time, while the rows before are multiplied. A warp's rows of S are in shared memory too.
 
 use super::rows::Span;
 use super::split::{is_direct, state, transition};
@@ -18,11 +18,11 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// Threads of a block.
 pub const THREADS: u32 = 128;
-/// Rows of a state that a block has.
+/// Rows of a state of one block.
 pub const ROWS: u32 = 16;
 /// Rows of M in a piece.
 const PIECE: u32 = 32;
-/// Bytes of four elements of a state, as a thread of a chain has them: of rows r and r + 8, and two channels of each.
+/// Bytes of four elements of a state, as a thread of the scan has them: two channels of rows r and r + 8.
 const UNIT: u32 = 16;
 
 /// Bytes of a piece.
@@ -35,38 +35,39 @@ pub const fn shared_bytes(k: u32) -> u32 {
     2 * piece_bytes(k) + 4 * ROWS * k
 }
 
-/// Byte of a unit in a state as a chain leaves it: of row `r` of the 16 rows of group `group`, and channels 8 `j` + 2 `c`.
+/// Byte offset of a 16-byte unit (rows r and r + 8, channels 8 `j` + 2 `c` and the next) within the state that the scan stores,
+/// for 16-row group `group`.
 const fn unit_at<const K: u32>(group: u32, j: u32, (r, c): (u32, u32)) -> u32 {
     group / 4 * (64 * 4 * K) + j * 2048 + (32 * (group % 4) + 4 * r + c) * UNIT
 }
 
-/// The rows of S of a lane: of rows r and r + 8, for two r, two channels of each of K/64 times 8.
+/// A lane's elements of S: for two r, two channels of rows r and r + 8, in each of K/64 groups of 8 channels.
 type Sums = [[[f32; 4]; 2]; 2];
 
-/// A block's work.
+/// Work of a block.
 pub struct Carry<const K: u32> {
-    /// Address of M of the first split; those of the next ones follow at a distance.
+    /// Address of the first split's state and M; those of the next splits follow at a distance of `apart`.
     first: u64,
     /// Bytes from a split to the next.
     apart: u64,
-    /// Which 16 rows of S.
+    /// Index of the block's 16 rows of S.
     group: u32,
-    /// Its splits, behind the first state.
+    /// Number of splits after the first state.
     count: u32,
 }
 
 impl<const K: u32> Carry<K> {
-    /// Pieces of M.
+    /// Number of pieces of M.
     const PIECES: u32 = K / PIECE;
-    /// Units of a piece that a thread brings.
+    /// 16-byte units of a piece that a thread loads.
     const UNITS: usize = (piece_bytes(K) / UNIT / THREADS) as usize;
-    /// Times 8 channels that a lane has of a row.
+    /// Groups of 8 channels that a lane has of a row.
     const OF_LANE: usize = K as usize / 64;
 
-    /// The work of the block that has `row`, whose tile is `group` of the rows of S, on the tokens of `span`.
+    /// Work of the block that has `row`, whose tile is the index of the 16 rows of S, on the tokens of `span`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &StepConstants, params: &PrefillParams, row: Row, span: &Span) -> Self {
-        // A first part of one token leaves its state as it is.
+        // After a first part of one token the stored state is already final, so the carry starts there.
         let is_direct = is_direct(0, span.split(c.split, 0).count) && span.ends_split(c.split, 0);
         let start = is_direct as u32;
         let at = |i| state::<K>((c, params), c.per_channel != 0, (span, i), (row.hv, 0));
@@ -83,10 +84,10 @@ impl<const K: u32> Carry<K> {
         }
     }
 
-    /// Carries the state through all splits. All threads of the block come.
+    /// Carries the state through all splits. Called by all threads of the block.
     ///
     /// # Safety
-    /// The passes before are done; the block's shared memory is free, and its rows of the states are its own.
+    /// The passes before have ended; the block's shared memory is free, and its rows of the states are its own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn run(&self) {
         if self.count == 0 {
@@ -106,7 +107,7 @@ impl<const K: u32> Carry<K> {
                 }
                 let buffer = dynamic_shared_mem() + n % 2 * piece_bytes(K);
                 Self::put(buffer, &next);
-                // The piece is there; the one before the last is read.
+                // The piece is stored; all warps have read the piece two before.
                 sync_threads();
                 if n + 1 < pieces {
                     next = self.bring(n + 1);
@@ -121,7 +122,7 @@ impl<const K: u32> Carry<K> {
         }
     }
 
-    /// The thread's units of a piece.
+    /// Loads the thread's units of a piece.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn bring(&self, n: u32) -> [[u32; 4]; 8] {
         let (i, piece) = (n / Self::PIECES, n % Self::PIECES);
@@ -136,14 +137,14 @@ impl<const K: u32> Carry<K> {
         units
     }
 
-    /// Which 16 rows of a piece, and which 8 channels, a warp's `u`-th unit is of.
+    /// The half (16 rows) of a piece and the group of 8 channels of a warp's unit number `u`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn unit_of(u: u32, warp: u32) -> (u32, u32) {
         let n = 4 * u + warp;
         (n / (K / 8), n % (K / 8))
     }
 
-    /// Stores the units to a buffer: those of a row side by side.
+    /// Stores the units to a buffer; those of a row are contiguous.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn put(buffer: u32, units: &[[u32; 4]; 8]) {
         let (lane, warp) = (lane_id(), thread_idx_x() / 32);
@@ -154,13 +155,13 @@ impl<const K: u32> Carry<K> {
         });
     }
 
-    /// Rows of the lane's, and its channels: r of the two pairs of rows, and j.
+    /// r of the first of the lane's two pairs of rows, and its first group j of 8 channels.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn places() -> (u32, u32) {
         (thread_idx_x() / 32 * 2, lane_id() / 4)
     }
 
-    /// The block's rows of the state at the begin of the `i`-th split.
+    /// Loads the block's rows of the state at the start of split `i`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(&self, i: u32) -> Sums {
         let (r, j) = Self::places();
@@ -176,7 +177,7 @@ impl<const K: u32> Carry<K> {
         sums
     }
 
-    /// Stores them.
+    /// Stores the rows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store(&self, i: u32, sums: &Sums) {
         let (r, j) = Self::places();
@@ -190,14 +191,14 @@ impl<const K: u32> Carry<K> {
         });
     }
 
-    /// The warp's rows of S in shared memory: of each channel k and k + 8 the four rows, as a row of M and the one 8 behind are
-    /// multiplied.
+    /// Address of the warp's rows of S in shared memory: for each pair of channels k and k + 8, the four rows, in the order in
+    /// which rows k and k + 8 of M are multiplied.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn own() -> u32 {
         dynamic_shared_mem() + 2 * piece_bytes(K) + thread_idx_x() / 32 * (4 * 4 * K)
     }
 
-    /// Puts the rows there. All lanes of the warp come.
+    /// Stages the rows there. Called by all lanes of the warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn stage(&self, sums: &Sums) {
         let (_, j) = Self::places();

@@ -1,20 +1,19 @@
-//! What of a unit of KDA, whose decays are of key channels, does not depend on states: of a value head T, P, and f16 images
-//! of k̂ and q̂, decayed. A block makes one.
+//! Intra-chunk pass of KDA, whose decays are by key channel: computes everything about a chunk that does not depend on the state.
+//! That is T and P of a value head, and f16 images of decayed k̂ and q̂. A block computes one chunk of one value head.
 //!
-//! With α the decays of the chunk's tokens, channel by channel:
+//! With α the decays of the chunk's tokens, by channel:
 //!     A_ts = β_t Σ k̂_t k̂_s Π_{s < j ≤ t} α_j   s < t        P_ts = Σ q̂_t k̂_s Π_{s < j ≤ t} α_j   s ≤ t
-//! Nothing is divided by a decay. Of any t > s there is one n, a power of two, with t in the upper half of a block of 2 n tokens
-//! and s in the lower half of the same; the decays between them are those from the middle of the block to t times those
-//! from s to the middle. For each n, all of k and q are multiplied by their part, and the products of all such pairs are one
-//! product of matrices:
-//!     below_n(t) = Π α_j from the beginning of t's block of n to t        above_n(s) = Π α_j behind s to the end of its block of n
-//! A block of 2 n has these from its halves: below of the upper half times all of the lower one's decays, and above of the lower
-//! half times all of the upper one's. At n = 64 they are what the states want:
-//!     images of below_64 k̂, below_64 q̂ (both with the state before the chunk, and times a power of two of the token) and
-//!     above_64 k̂ (for the state after it)
+//! No decay is a divisor. For each t > s there is one power of two n with t in the upper half, and s in the lower half, of one
+//! block of 2 n tokens. The decays between them are the decays from the middle of the block to t times those from s to the
+//! middle. For each n, all of k and q are multiplied by their part, and the products of all such pairs are one matrix product:
+//!     below_n(t) = Π α_j from the beginning of t's block of n to t      above_n(s) = Π α_j after s to the end of its block of n
+//! below and above of a block of 2 n come from its halves: below of the upper half is multiplied by all decays of the lower half,
+//! above of the lower half by all decays of the upper half. The results at n = 64 are the operands of the scan:
+//!     images of below_64 k̂ and below_64 q̂ (for products with the state before the chunk; times a power of two of the token)
+//!     and above_64 k̂ (for the state after the chunk)
 //!
-//! A warp has 8 tokens, and of each four lanes, as the rows of a product: up to n = 4 a lane has all that it wants. From n = 8 on
-//! a lower half leaves its part in shared memory, in words as the lanes have them, k and q of which wait there too.
+//! A warp has 8 tokens with four lanes each, as the rows of a product: up to n = 4 a lane has all of its operands. From n = 8 on,
+//! a lower half stores its part to shared memory, in words as the lanes have them; k and q are kept there in the same order.
 
 use super::load::{Convolved, Load, RawChannels, THREADS, Words};
 use super::operands::Sink;
@@ -39,37 +38,37 @@ use crate::recurrent::gates::{beta, gate_row, load_a_log, log_decay};
 use crate::row::Row;
 use crate::step::{PrefillParams, StepConstants};
 
-/// Behind the scales of k and q: β.
+/// Byte offset of β, after the scales of k and q.
 const BETAS: u32 = 2 * FACTOR_BYTES;
-/// Bytes of the factors of tokens.
+/// Bytes of the tokens' scales and β.
 pub const SCALE_BYTES: u32 = 3 * FACTOR_BYTES;
-/// Tokens of a warp, and warps.
+/// Tokens of a warp, and number of warps.
 const TOKENS: u32 = 8;
 const WARPS: u32 = CHUNK / TOKENS;
 
-/// Bytes of one warp's decays, all of its tokens', in f32.
+/// Bytes of the product of one warp's decays over its tokens, in f32.
 const fn total_bytes(k: u32) -> u32 {
     4 * k
 }
 
-/// Bytes of k of the tokens of a warp of a lower half, which it leaves for others.
+/// Bytes of decayed k of a lower-half warp's tokens, which the warp stores for others.
 const fn part_bytes(k: u32) -> u32 {
     16 * k
 }
 
-/// Byte of the parts, of 4 warps for each n from 8 to 32, behind the totals.
+/// Byte offset of the parts, four warps for each n from 8 to 32, after the totals.
 const fn parts_at(k: u32) -> u32 {
     WARPS * total_bytes(k)
 }
 
-/// Byte of where A is solved.
+/// Byte offset of the solver's scratch.
 const fn solver_at(k: u32) -> u32 {
     parts_at(k) + 12 * part_bytes(k)
 }
 
-/// Bytes of shared memory that a unit is made in: q and k in f32 first, where they are convolved.
+/// Bytes of shared memory for the pass. If the block convolves, q and k in f32 are staged there first.
 pub const fn room_bytes(k: u32) -> u32 {
-    // Decays behind each token wait where A is solved later.
+    // The decays after each token are kept in the place where A is solved later.
     let waiting = 4 * CHUNK * k;
     let last = if waiting > SCRATCH_BYTES {
         waiting
@@ -84,10 +83,10 @@ pub const fn room_bytes(k: u32) -> u32 {
     }
 }
 
-/// Products of decays, of this lane's channels: as [`Load`] has them, 8 of every 32.
+/// Products of decays for this lane's channels: 8 of every 32, as in [`Load`].
 type Decays = [[f32; 8]; 4];
 
-/// Bytes of shared memory where k and q wait: those of the images of k̂ and q̂, which may be the same.
+/// Bytes of shared memory where k and q are kept: those of the images of k̂ and q̂, which may be in the same place.
 pub const fn words_bytes(k: u32) -> u32 {
     image_bytes(k)
 }
@@ -100,12 +99,12 @@ struct LaneToken<const K: u32> {
     scales: u32,
 }
 
-/// Makes the unit `chunk` of a value head: the image of k̂ and q̂ goes to `images` with the one that is added to the state behind
-/// it, the rest to `head`. All [`THREADS`] come.
+/// Computes the operands of `chunk` for a value head. The image of k̂ and q̂ goes to `images`, followed by the image that is
+/// added to the state; T, P and the factors go to `head`. Called by all [`THREADS`].
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; `chunk` is of `span`; [`words_bytes`] from `words`, [`room_bytes`] from `room` and
-/// [`SCALE_BYTES`] from `scales` on are the block's shared memory; what is at `images` and `head` is the block's to write. The
+/// [`SCALE_BYTES`] from `scales` on are the block's shared memory; the memory at `images` and `head` is the block's to write. The
 /// image of k̂ and q̂ may be at `words`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn give<const K: u32>(
@@ -116,11 +115,11 @@ pub unsafe fn give<const K: u32>(
     images: impl Sink,
     head: impl Sink,
 ) {
-    // SAFETY: the caller's promise; what other warps left is behind a barrier.
+    // SAFETY: the caller's promise; a barrier follows the stores of other warps.
     unsafe {
         let mut token = LaneToken::<K>::load((c, params), (span, chunk), (row, convolved), at);
         let [a, b, c, d] = token.advance_in_warp();
-        // Scales of a warp's tokens are its own.
+        // A warp reads only the scales of its own tokens here.
         sync_warp(FULL_MASK);
         token.give_p(warp(), [c, d], head);
         sync_threads();
@@ -130,7 +129,7 @@ pub unsafe fn give<const K: u32>(
         token.multiply_parts(head);
         let last = token.decayed(head);
         sync_threads();
-        // All words are read.
+        // All warps have read all words.
         token.give_images(&last, images);
         if thread_idx_x() < 128 {
             let row = warp() * 16 + lane_id() / 4;
@@ -143,18 +142,18 @@ pub unsafe fn give<const K: u32>(
     }
 }
 
-/// Which warp of the block this is.
+/// Index of this warp in the block.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn warp() -> u32 {
     thread_idx_x() / 32
 }
 
 impl<const K: u32> LaneToken<K> {
-    /// Runs of 8 channels of a lane: one of every 32 channels.
+    /// Number of a lane's runs of 8 channels: one of every 32 channels.
     const RUNS: usize = K as usize / 32;
 
     /// # Safety
-    /// As [`give`]'s.
+    /// As for [`give`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         (c, params): (&StepConstants, &PrefillParams),
@@ -203,7 +202,7 @@ impl<const K: u32> LaneToken<K> {
             room,
             scales,
         };
-        // SAFETY: the caller's promise; a lane's words are its own.
+        // SAFETY: the caller's promise; a lane owns its words.
         unsafe {
             let mut beta = 0.0;
             if is_there {
@@ -228,7 +227,7 @@ impl<const K: u32> LaneToken<K> {
                 sync_threads();
                 token.keep(0, load.scaled::<K, 0>(load.staged::<K>(room), true, scales));
                 raw = load.rows::<K>(g);
-                // What is there is read.
+                // All threads have read the staged values.
                 sync_threads();
             } else {
                 let rows = (load.rows::<K>(k), load.rows::<K>(q));
@@ -241,7 +240,7 @@ impl<const K: u32> LaneToken<K> {
         token
     }
 
-    /// Address of this lane's words of k (0) or q (1), of its channels of those from 32 `i` on.
+    /// Address of this lane's words of k (0) or q (1), for its channels among the 32 from 32 `i` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_words(&self, of: u32, i: usize) -> u32 {
         let number = of * Self::RUNS as u32 + i as u32;
@@ -251,28 +250,28 @@ impl<const K: u32> LaneToken<K> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn keep(&self, of: u32, words: Words) {
         each!(i in 0..Self::RUNS => {
-            // SAFETY: a lane's words are its own.
+            // SAFETY: a lane owns its words.
             unsafe { store_shared_b128(self.place_of_words(of, i), words[i]) };
         });
     }
 
-    /// k (0) or q (1) of this lane, of its channels of those from 32 `i` on.
+    /// Loads k (0) or q (1) of this lane, for its channels among the 32 from 32 `i` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn kept(&self, of: u32, i: usize) -> [u32; 4] {
         // SAFETY: this lane has stored them.
         unsafe { load_shared_b128(self.place_of_words(of, i)) }
     }
 
-    /// Up to n = 4: the products of the warp's own tokens, as the lane of a product has them, of k two and of q two; and the
-    /// decays of its 8 tokens as a block.
+    /// For n up to 4: products of the warp's own tokens, two of k and two of q, as a lane of a product has them. Leaves the
+    /// decays of the warp's 8 tokens as a block.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn advance_in_warp(&mut self) -> [f32; 4] {
         let (r, c) = (lane_id() / 4, lane_id() % 4);
         let mut tile = [0.0f32; 4];
         each!(i in 0..Self::RUNS => {
-            // SAFETY: they are kept.
+            // SAFETY: k and q are kept.
             let [k, q] = unsafe { [self.kept(0, i), self.kept(1, i)] };
-            // Nothing decays q̂_t·k̂_t.
+            // q̂_t·k̂_t has no decay.
             let own = multiply(k, q, k, tile);
             let [first, second] = [r == 2 * c, r == 2 * c + 1];
             tile = [
@@ -297,7 +296,7 @@ impl<const K: u32> LaneToken<K> {
                 let decays = rounded(&decays);
                 let k = times(k, decays);
                 let sums = multiply(k, times(q, decays), k, tile);
-                // The highest bit in which t and s differ is n, and t has it.
+                // n is the highest bit in which t and s differ, and it is set in t.
                 let [first, second] = [0, 1].map(|e| is_upper && (r ^ (2 * c + e)) / n == 1);
                 tile = [
                     choose(first, sums[0], tile[0]),
@@ -308,12 +307,12 @@ impl<const K: u32> LaneToken<K> {
                 n *= 2;
             }
             if r == TOKENS - 1 {
-                // SAFETY: a warp's total is its own.
+                // SAFETY: a warp owns its total.
                 unsafe { self.give_total(i) };
             }
             let [a, b, c, d, e, f, g, h] = above.map(f32::to_bits);
             let place = self.place_of_above(i);
-            // SAFETY: a lane has its own.
+            // SAFETY: a lane owns its place.
             unsafe {
                 store_shared_b128(place, [a, b, c, d]);
                 store_shared_b128(place + 16 * THREADS, [e, f, g, h]);
@@ -322,43 +321,43 @@ impl<const K: u32> LaneToken<K> {
         tile
     }
 
-    /// Address of this lane's decays behind its token, for which there are no registers: A comes there later.
+    /// Address of this lane's decays after its token, for which no registers are free; A is stored there later.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_above(&self, i: usize) -> u32 {
         self.room + solver_at(K) + (2 * i as u32 * THREADS + thread_idx_x()) * 16
     }
 
-    /// Stores all decays of the warp's tokens, for the others.
+    /// Stores all decays of the warp's tokens, for the other warps.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_total(&self, i: usize) {
         let place = self.total(warp(), i as u32);
         let [a, b, c, d, e, f, g, h] = self.below[i].map(f32::to_bits);
-        // SAFETY: a warp's total is its own.
+        // SAFETY: a warp owns its total.
         unsafe {
             store_shared_b128(place, [a, b, c, d]);
             store_shared_b128(place + 16, [e, f, g, h]);
         }
     }
 
-    /// Address of a warp's total, of this lane's channels of those from 32 `i` on.
+    /// Address of a warp's total, for this lane's channels among the 32 from 32 `i` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn total(&self, warp: u32, i: u32) -> u32 {
         self.room + warp * total_bytes(K) + 128 * i + lane_id() % 4 * 32
     }
 
-    /// Address of the part of a warp of a lower half, the `number`-th of 4 for n = 8 · 2^`level`.
+    /// Address of a lower-half warp's part: number `number` of 4 for n = 8 · 2^`level`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn part(&self, level: u32, number: u32) -> u32 {
         self.room + parts_at(K) + (4 * level + number) * part_bytes(K) + lane_id() * 16
     }
 
-    /// Decays of channels from 32 `i` on times the totals of `count` warps from `first` on.
+    /// Multiplies the decays of channels from 32 `i` on by the totals of `count` warps from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn behind(&self, decays: &mut [f32; 8], i: usize, (first, count): (u32, u32)) {
         let mut warp = first;
         while warp < first + count {
             let place = self.total(warp, i as u32);
-            // SAFETY: it is there, behind a barrier.
+            // SAFETY: the totals were stored before a barrier.
             let [a, b] = unsafe { [load_shared_b128(place), load_shared_b128(place + 16)] };
             each!(j in 0..4 => {
                 decays[j] *= f32::from_bits(a[j]);
@@ -368,13 +367,13 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// For n from 8 on, what this warp's tokens are to those of the upper half, where they are in the lower; and the image that is
-    /// added to the state.
+    /// For n from 8 on, stores the decayed k of this warp's tokens for the upper half's warps, if this warp is in the lower half.
+    /// Also stores the image that is added to the state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_parts(&self, images: impl Sink) {
         let own = warp();
         let mut i = 0;
-        // SAFETY: a warp's parts and tokens are its own.
+        // SAFETY: a warp owns its parts and tokens.
         unsafe {
             while i < Self::RUNS {
                 let place = self.place_of_above(i);
@@ -400,20 +399,20 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// The token, of the chunk.
+    /// Index of the token in the chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(&self) -> u32 {
         TOKENS * warp() + lane_id() / 4
     }
 
-    /// For n from 8 on, the products of this warp's tokens with those of the lower half, where they are in the upper. Leaves Γ of the
-    /// token.
+    /// For n from 8 on, computes the products of this warp's tokens with those of the lower half, if this warp is in the upper
+    /// half. Leaves Γ of the token in `self.below`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply_parts(&mut self, head: impl Sink) {
         let own = warp();
         let (mut ones, mut twos, mut fours) = ([[0.0; 4]; 1], [[0.0; 4]; 2], [[0.0; 4]; 4]);
         let mut i = 0;
-        // SAFETY: the caller's promise; parts are there, behind a barrier.
+        // SAFETY: the caller's promise; the parts were stored before a barrier.
         unsafe {
             while i < Self::RUNS {
                 let (k, q) = (self.kept(0, i), self.kept(1, i));
@@ -433,7 +432,7 @@ impl<const K: u32> LaneToken<K> {
             self.give_tiles(&ones, head);
             self.give_tiles(&twos, head);
             self.give_tiles(&fours, head);
-            // No place is left out that a product reads.
+            // Zeros in the other places that a product reads.
             let mut s = own + 1;
             while s < if own < 4 { 4 } else { 8 } {
                 head.store_b32(Self::place_of_p(s), 0);
@@ -442,11 +441,11 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// Γ_t k̂_t and Γ_t q̂_t, times a power of two that brings the largest decay of the token to between 1 and 2: f16 loses what is
-    /// below 2⁻²⁵. Stores the factors that take the power back.
+    /// Computes Γ_t k̂_t and Γ_t q̂_t, times a power of two that brings the token's largest decay to between 1 and 2, because f16
+    /// loses values below 2⁻²⁵. Stores the factors with the inverse power.
     ///
     /// # Safety
-    /// As [`give`]'s; the warp's scales are there.
+    /// As for [`give`]; the warp's scales have been stored.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn decayed(&mut self, head: impl Sink) -> [Words; 2] {
         let mut largest = 0;
@@ -473,8 +472,8 @@ impl<const K: u32> LaneToken<K> {
         images
     }
 
-    /// One n, of `HALF` warps: adds the products over the channels from 32 `i` on, of k and q with these decays, which then
-    /// are those of the block of 2 n.
+    /// Step for one n of `HALF` warps: adds the products of k and q, with these decays, over the channels from 32 `i` on. Leaves
+    /// the decays of the block of 2 n in `below`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply_part<const HALF: usize>(
         &self,
@@ -491,7 +490,7 @@ impl<const K: u32> LaneToken<K> {
         let decays = rounded(below);
         let (k, q) = (times(k, decays), times(q, decays));
         let mut n = 0;
-        // SAFETY: the parts and totals are there, behind a barrier.
+        // SAFETY: the parts and totals were stored before a barrier.
         unsafe {
             while n < HALF {
                 let columns = load_shared_b128(place + n as u32 * part_bytes(K));
@@ -502,7 +501,7 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// Stores the tiles of one n.
+    /// Stores the tiles of one n to A and P.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_tiles<const HALF: usize>(&self, tiles: &[[f32; 4]; HALF], head: impl Sink) {
         let (own, half) = (warp(), HALF as u32);
@@ -518,13 +517,13 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// The images of k̂ and q̂.
+    /// Stores the images of k̂ and q̂.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_images(&self, [k, q]: &[Words; 2], images: impl Sink) {
         each!(i in 0..Self::RUNS => {
             let core = lane_id() % 4 + 4 * i as u32;
             let byte = core * 2048 + self.token() * 16;
-            // SAFETY: the caller's promise; a lane's channels of a token are its own.
+            // SAFETY: the caller's promise; a lane owns its channels of a token.
             unsafe {
                 images.store_b128(byte, k[i]);
                 images.store_b128(byte + QUERIES, q[i]);
@@ -532,33 +531,33 @@ impl<const K: u32> LaneToken<K> {
         });
     }
 
-    /// Byte of this lane's two elements of P of its token and tokens 8 `s` and on.
+    /// Byte offset of this lane's two elements of P, for its token and the tokens from 8 `s` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place_of_p(s: u32) -> u32 {
         let (t, r, c) = (warp(), lane_id() / 4, lane_id() % 4);
         P + t / 4 * 2048 + s / 2 * 1024 + t % 4 * 256 + s % 2 * 128 + r * 16 + 4 * c
     }
 
-    /// f32 of this lane's token at `byte` of what is said of tokens.
+    /// The f32 of this lane's token at offset `byte` of the scales.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn said(&self, byte: u32) -> f32 {
         f32::from_bits(load_shared_b32(self.scales + byte + 4 * self.token()))
     }
 
-    /// Scales of k of this lane's two of tokens 8 `s` and on.
+    /// Scales of k for this lane's two of the tokens from 8 `s` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_columns(&self, s: u32) -> [f32; 2] {
         let place = self.scales + 4 * (TOKENS * s + lane_id() % 4 * 2);
         load_shared_b64(place).map(f32::from_bits)
     }
 
-    /// Stores products of q of this warp's tokens with k of tokens 8 `s` and on, as P.
+    /// Stores products of q of this warp's tokens with k of the tokens from 8 `s` on, as P.
     ///
     /// # Safety
-    /// The factors of both are there.
+    /// The scales of both have been stored.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_p(&self, s: u32, products: [f32; 2], head: impl Sink) {
-        // SAFETY: the caller's promise; a warp has its own rows of P.
+        // SAFETY: the caller's promise; a warp owns its rows of P.
         unsafe {
             let (own, [x, y]) = (self.said(FACTOR_BYTES), self.of_columns(s));
             let word = pack_f16x2(products[0] * (own * x), products[1] * (own * y));
@@ -566,13 +565,13 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// Stores those of k, as A where it is solved.
+    /// Stores the products of k as A, for the solver.
     ///
     /// # Safety
-    /// The factors of both are there, and nothing else waits where A is solved.
+    /// The scales of both have been stored, and nothing else is kept where A is solved.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_a(&self, s: u32, products: [f32; 2]) {
-        // SAFETY: the caller's promise; a warp has its own rows of A.
+        // SAFETY: the caller's promise; a warp owns its rows of A.
         unsafe {
             let (own, [x, y]) = (self.said(0) * self.said(BETAS), self.of_columns(s));
             let a = [products[0] * (own * x), products[1] * (own * y)];
@@ -580,14 +579,14 @@ impl<const K: u32> LaneToken<K> {
         }
     }
 
-    /// The factors: scales of k and q, which images are without, and of the decayed ones `back`.
+    /// Stores the factors: the scales of k and q, which the images lack. Those of the decayed images are multiplied by `back`.
     ///
     /// # Safety
-    /// The warp's scales are there.
+    /// The warp's scales have been stored.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_factors(&self, back: f32, head: impl Sink) {
         let (t, part) = (self.token(), lane_id() % 4);
-        // Lanes 0 and 2 of a token store that of k, lane 1 that of q. Lane 2's is of the image that is added to the state.
+        // A token's lanes 0 and 2 store the factor of k, lane 1 that of q. Lane 2's is for the image that is added to the state.
         if part < 3 {
             let scale = f32::from_bits(load_shared_b32(
                 self.scales + part % 2 * FACTOR_BYTES + 4 * t,
@@ -601,10 +600,10 @@ impl<const K: u32> LaneToken<K> {
     }
 }
 
-/// β of token `t` of value head `hv`.
+/// β of token `t` for value head `hv`.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the token is there.
+/// `params` and `c` describe live tensors; the row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn beta_of(
     c: &StepConstants,
@@ -618,7 +617,8 @@ pub unsafe fn beta_of(
     beta(c, b)
 }
 
-/// α of this lane's channels of its token, 1 where that is not there. `part` is which of a token's lanes it is.
+/// α of this lane's channels of its token; 1 for a token beyond the chunk. `part` is the lane's index among the token's four
+/// lanes.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn decays<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
@@ -654,7 +654,7 @@ fn choose(is: bool, one: f32, other: f32) -> f32 {
     if is { one } else { other }
 }
 
-/// 8 factors in f16, two to a word.
+/// Rounds 8 factors to f16, two to a word.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn rounded(factors: &[f32; 8]) -> [u32; 4] {
     let mut words = [0; 4];
@@ -662,7 +662,7 @@ fn rounded(factors: &[f32; 8]) -> [u32; 4] {
     words
 }
 
-/// 8 channels times as many factors, in f16.
+/// Multiplies 8 channels by 8 factors, in f16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn times(words: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
     let mut products = [0; 4];
@@ -670,8 +670,8 @@ fn times(words: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
     products
 }
 
-/// Adds the products of this warp's 8 tokens, of k in the first rows and of q in the others, with those of 8 tokens, over
-/// 32 channels of which a lane has 8.
+/// Adds the products of this warp's 8 tokens (rows 0 to 7 are k, rows 8 to 15 are q) with 8 tokens, over 32 channels, of which a
+/// lane has 8.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(k: [u32; 4], q: [u32; 4], columns: [u32; 4], sums: [f32; 4]) -> [f32; 4] {
     let first = [k[0], q[0], k[1], q[1]];

@@ -1,4 +1,4 @@
-//! The convolution of a row's tokens: what layer/conv.rs does for one, in its order, for two channels or one.
+//! Convolution of a row's tokens: the computation of layer/conv.rs for one token, in the same order, for two channels or one.
 
 use super::rows::Span;
 use crate::constants::Element;
@@ -9,31 +9,31 @@ use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, load, load_one};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Tokens that a thread convolves at once of a head of so many channels, two of which it has: so many that 256 threads have a
-/// chunk's, and no fewer than half of what it loads is its own.
+/// Tokens that a thread convolves together, for a head of `channels` channels; a thread has two channels. So many that 256
+/// threads have a chunk, and at least half of the inputs that a thread loads are its own tokens.
 pub const fn run_of(channels: u32) -> usize {
     if channels > 64 { 16 } else { 8 }
 }
 
-/// Most inputs of a run.
+/// Largest number of inputs of a run.
 const MOST_INPUTS: usize = 16 + TAPS - 1;
 
-/// The inputs from which the tokens of a row are convolved.
+/// Inputs of the convolution of a row's tokens.
 #[derive(Clone, Copy)]
 pub struct ConvInputs {
-    /// The window before the row, where there is one that is read.
+    /// Address of the window before the row, if there is one to read.
     window: u64,
     reads: bool,
 }
 
 impl ConvInputs {
-    /// Without a convolution.
+    /// No convolution.
     pub const NONE: Self = Self {
         window: 0,
         reads: false,
     };
 
-    /// The inputs of a row at `place`; none without a convolution.
+    /// Inputs of a row with slots `place`; none without a convolution.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &StepConstants, params: &PrefillParams, place: &Place) -> Self {
         Self {
@@ -42,10 +42,10 @@ impl ConvInputs {
         }
     }
 
-    /// Input `t` of the row, before it where negative, of `channel` of all D, as it lies in memory.
+    /// Loads input `t` of the row for `channel` of all D, as it is in memory. A negative `t` is before the row.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; `t` is at least 1 - W, and not behind the row.
+    /// `params` and `c` describe live tensors; `t` is at least 1 - W, and not after the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn raw(
         self,
@@ -72,10 +72,10 @@ impl ConvInputs {
         )
     }
 
-    /// y of `RUN` tokens from `t` on, those before `end`, and two channels from `channel` of all D on: given one token
-    /// after the other, with its number among them; zeros for those that are not there.
+    /// Convolves `RUN` tokens from `t` on, those before `end`, for two channels from `channel` of all D on. Calls `give` for one
+    /// token after the other, with its index among them; with zeros for tokens from `end` on.
     ///
-    /// Lanes with neighbouring channels load and store whole lines, and a token is loaded once but for those before a run.
+    /// Lanes with neighbouring channels load and store whole lines. A token is loaded once, except for the tokens before a run.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors; tokens before `end` are the row's.
@@ -150,10 +150,10 @@ impl ConvInputs {
         });
     }
 
-    /// y of token `t` and `channel` of all D.
+    /// Convolves token `t` for `channel` of all D.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; the token is there.
+    /// `params` and `c` describe live tensors; the row has the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn convolve(
         self,
@@ -184,13 +184,13 @@ impl ConvInputs {
     }
 }
 
-/// The first channel of all D of q, k or v (0, 1, 2) of a head, where each has as many.
+/// First channel, of all D, of q, k or v (0, 1, 2) of a head, if all heads have `dim` channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn channel_of(c: &StepConstants, of: u32, head: u32, dim: u32) -> u32 {
     (of * c.h) * dim + head * dim
 }
 
-/// The first channel of all D of v of a value head, which has `dim`, that is V, of them.
+/// First channel, of all D, of v of a value head with `dim` = V channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn channel_of_values<const K: u32, const V: u32>(c: &StepConstants, hv: u32, dim: u32) -> u32 {
     if const { K == V } {

@@ -1,5 +1,5 @@
-//! The kernels of a prefill, but for the intra-chunk passes. Layout and element of states are load-time constants; so is the
-//! operator of [`Convolve`], [`Single`] and [`Finish`].
+//! Kernels of a prefill except the intra-chunk passes. Layout and element of states are load-time constants; so is the operator
+//! of [`Convolve`], [`Single`] and [`Finish`].
 
 use core::marker::PhantomData;
 
@@ -23,7 +23,7 @@ use crate::recurrent::{Gating, PerHead};
 use crate::row::{Row, value_head};
 use crate::step::{PrefillParams, StepConstants};
 
-/// The constants, of which those are 0 that a prefill does not have.
+/// Load-time constants, with 0 for those that a prefill does not have.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn constants() -> StepConstants {
     StepConstants {
@@ -37,17 +37,18 @@ pub fn constants() -> StepConstants {
     }
 }
 
-/// q, k and v of units, convolved, left in the workspace for an intra-chunk pass: a block has q, k or v of a head.
+/// Convolves q, k and v of chunks and stores them in the workspace for the intra-chunk pass. A block has q, k or v of one chunk
+/// and head.
 pub struct Convolve<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Convolve<K, V> {
-    /// Shared memory: where q or k goes through, and the scales.
+    /// Offset of the scales in shared memory, after the staging area of q or k.
     const SCALES: u32 = image_bytes(K);
 
-    /// Convolves k (0) or q (1) of query/key head `h`, for value heads from `first` to `end` of it.
+    /// Convolves k (`OF` = 0) or q (1) of `load`'s query/key head, and stores it for value heads `first` to `end` of that head.
     ///
     /// # Safety
-    /// `with` describes live tensors; the block's shared memory is free, and what is made is its to write.
+    /// `with` describes live tensors; the block's shared memory is free, and the operands are its to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn convolve<const OF: u32>(
         load: &Load<'_, false>,
@@ -76,7 +77,7 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        // With 192 channels of v, of views that are not aligned, 80 registers are too few.
+        // With 192 channels of v and unaligned views, 80 registers are too few.
         min_blocks_per_sm: if K == 96 { 2 } else { 3 },
         shared: Shared::of_block(Self::SCALES + 2 * FACTOR_BYTES + 128),
         ..Description::of(
@@ -91,15 +92,15 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
         if c.taps == 0 {
             return;
         }
-        // Of q, and of k.
+        // Blocks for q and for k: one per query/key head, or per value head with decays by channel.
         let per_channel = c.per_channel != 0;
         let own = if per_channel { c.ratio } else { 1 };
         let heads = c.h * own;
         let of_unit = 2 * heads + c.h * c.ratio;
         let (n, of) = divided(block_idx_x(), of_unit);
-        // SAFETY: the caller's promise; a unit's operands are this block's to write.
+        // SAFETY: the caller's promise; a chunk's operands are this block's to write.
         unsafe {
-            // What is prepared first is convolved last, and in L2.
+            // From the last chunk on: the chunks that the intra-chunk pass reads first are convolved last, and are in L2.
             let Some((span, j)) = row_of::<true>(&c, params, n) else {
                 return;
             };
@@ -142,8 +143,8 @@ impl<const K: u32, const V: u32> Kernel for Convolve<K, V> {
     }
 }
 
-/// The end of an intra-chunk pass. The pass of segment n overlaps chain n − 1. Its last block waits for that chain, so that chain n,
-/// which waits for the pass, has waited for chain n − 1 too.
+/// End of an intra-chunk pass. The pass of segment n overlaps scan n − 1. Its last block waits for that scan, so that scan n,
+/// which waits for the pass, has also waited for scan n − 1.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn end_behind_chain(params: &PrefillParams) {
     if params.first_chunk != 0 && block_idx_x() + 1 == grid_dim_x() {
@@ -151,13 +152,14 @@ pub fn end_behind_chain(params: &PrefillParams) {
     }
 }
 
-/// Shared memory that blocks of a multiprocessor have together, but for 1 KB of each.
+/// Shared memory that the blocks of a multiprocessor share, without the 1 KB that each block reserves.
 const MOST_SHARED_BYTES: u32 = 226 * 1024;
 
-/// From state to state, with what an intra-chunk pass left in the workspace: a block has `64 · GROUPS` rows of a state, a
-/// cluster all of them; its last warpgroup copies for the others. With a norm o is left for [`Finish`].
+/// The inter-chunk scan, with the operands of the intra-chunk pass in the workspace. A block has `64 · GROUPS` rows of a state, a
+/// cluster all of them; the block's last warpgroup copies operands for the others. With a norm, [`Finish`] norms o after the
+/// scan.
 ///
-/// The chain of a segment that is not the prompt's last lets the intra-chunk pass of the next segment begin beside it.
+/// The scan of a segment that is not the prompt's last lets the next segment's intra-chunk pass begin concurrently.
 pub struct Chain<G, M, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<(G, M)>);
 
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kernel
@@ -191,17 +193,17 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         if params.end_chunk != ALL_CHUNKS || params.has_singles != 0 {
-            // All blocks are there, and keep their multiprocessors: an intra-chunk pass takes the others, or what is left of
-            // all where the rows of one token are behind.
+            // All blocks of the scan run and keep their multiprocessors. The next launch takes the other multiprocessors: an
+            // intra-chunk pass, or, with rows of one token, their launch takes whatever is free.
             let_next_begin();
         }
-        // SAFETY: the caller's promise. A block is launched with 168 registers for each thread, or 128: together these
-        // are as many.
+        // SAFETY: the caller's promise. A block is launched with 168 or 128 registers a thread; the counts below add up to the
+        // same total.
         unsafe {
             chain::Chain::<G, M, K, V, GROUPS>::open_counters(&constants());
             if thread_idx_x() < 128 * GROUPS {
                 if const { !Self::TRADES_REGISTERS } {
-                    // Each thread has as many as there can be.
+                    // Each thread has the maximum number of registers already.
                 } else if const { GROUPS == 2 } {
                     take_registers::<232>();
                 } else {
@@ -221,23 +223,25 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<G, M, K, V, GROUPS>
 {
-    /// Shared memory of the second stage, where a launch may have one or two.
+    /// Bytes of the second stage, on machines where a launch may have one or two stages.
     const STAGE_BYTES: u32 = if M::WARPGROUPS {
         0
     } else {
         chain::stage_bytes(K, G::PER_CHANNEL, GROUPS)
     };
-    /// The rest of shared memory.
+    /// Bytes of the other shared memory.
     const BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
         - Self::STAGE_BYTES;
-    /// Whether warpgroups trade registers: not where a block has two and, by its shared memory, a multiprocessor.
+    /// Whether warpgroups trade registers. They do not where a block has two warpgroups and, by its shared memory, a
+    /// multiprocessor to itself.
     const TRADES_REGISTERS: bool =
         M::WARPGROUPS && (GROUPS == 2 || 2 * Self::BYTES <= MOST_SHARED_BYTES);
 
-    /// Whether there is a body for rows in splits: few heads have few blocks, and so the smallest ones.
+    /// Whether the kernel has a second body for rows in splits. Splits are for few heads, hence few blocks, hence the smallest
+    /// blocks.
     const SPLITS: bool = M::InSplits::SPLITS && GROUPS == 1 && K == 128 && V == 128;
 
-    /// [`Self::run_role`], or that of rows in splits.
+    /// Calls [`Self::run_role`], or that of rows in splits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run_body<const WALKS: bool>(params: &PrefillParams) {
         if const { Self::SPLITS } && constants().split != 0 {
@@ -247,7 +251,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The body of a warpgroup that walks from state to state, or of the one that copies for the others.
+    /// Body of a warpgroup that computes (`WALKS`), or of the warpgroup that copies for the others.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run_role<const WALKS: bool>(params: &PrefillParams) {
         let c = constants();
@@ -257,7 +261,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             c.tiled != 0,
             const { Self::DESCRIPTION.tiles },
         );
-        // Of rows in splits, for the pass that makes o.
+        // With rows in splits: only in the pass that computes o.
         let is_first = params.first_chunk == 0 && (!M::SPLITS || c.pass == Pass::Output as u32);
         if WALKS && is_first {
             let of_heads = (1, 0);
@@ -306,13 +310,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             turn += params.turns;
         }
         if params.has_singles == 0 || of_block.b == 0 {
-            // Who comes behind this launch may count on the one before, whatever the rows are.
+            // The launch after this one may rely on the launch before it, whatever the rows are.
             wait_for_previous();
         }
     }
 }
 
-/// Of rows in splits, from split to split: [`carry`]. A block has 16 rows of a state.
+/// Carries states from split to split: [`carry`]. A block has 16 rows of a state.
 pub struct Carry<const K: u32>;
 
 impl<const K: u32> Kernel for Carry<K> {
@@ -336,7 +340,7 @@ impl<const K: u32> Kernel for Carry<K> {
             c.tiled != 0,
             const { Self::DESCRIPTION.tiles },
         );
-        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        // SAFETY: the caller's promise; a block owns its rows of a state.
         unsafe {
             let span = Span::load(&c, params, row.b);
             if span.live && Place::load(&c, &params.layer, row.b).live() {
@@ -346,13 +350,13 @@ impl<const K: u32> Kernel for Carry<K> {
     }
 }
 
-/// The chain whose rows of one token [`Single`] takes, of either operator.
+/// The scan whose rows of one token [`Single`] processes, for either operator.
 type SingleChain<'a, const K: u32, const V: u32, const GROUPS: u32> =
     chain::Chain<'a, PerHead, Portable, K, V, GROUPS>;
 
-/// Rows of one token, or none, beside a chain of longer ones: a block has a value head.
+/// Processes rows of one token, or none, concurrently with the scan of longer rows. A block has one value head.
 ///
-/// It reads and writes nothing that the launches before it of the same prefill do, and ends behind them.
+/// The kernel reads and writes nothing that earlier launches of the same prefill read or write, and it ends after them.
 pub struct Single<const K: u32, const V: u32, const GROUPS: u32>;
 
 impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROUPS> {
@@ -377,7 +381,7 @@ impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROU
         let (b, hv) = (block_idx_z(), block_idx_x());
         // SAFETY: the caller's promise.
         unsafe {
-            // Both at once: neither waits for the other.
+            // Both in one pass: neither load waits for the other.
             let (span, place) = (Span::load(&c, params, b), Place::load(&c, &params.layer, b));
             let row = Row::of_head(&c, b, hv);
             if params.has_singles == 0 {
@@ -396,8 +400,8 @@ impl<const K: u32, const V: u32, const GROUPS: u32> Kernel for Single<K, V, GROU
     }
 }
 
-/// Rows of at most 64 tokens: both in one, without a workspace. A cluster has all of a head, a block `GROUPS` · 64
-/// rows of its state.
+/// Intra-chunk pass and scan in one kernel, without a workspace, for rows of at most 64 tokens. A cluster has all rows of a
+/// head's state, a block `GROUPS` · 64 of them.
 pub struct Short<G, const K: u32, const V: u32, const GROUPS: u32>(PhantomData<G>);
 
 impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<G, K, V, GROUPS> {
@@ -420,7 +424,7 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
-        // What is behind finds its rows and slots meanwhile.
+        // The next launch finds its rows and slots meanwhile.
         let_next_begin();
         let c = constants();
         let mut row = Row::of_block(
@@ -454,16 +458,16 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
     }
 }
 
-/// Behind all, each block of which waits for them: norms what the chain left of o, and writes the windows after rows and their
-/// checkpoints, which nobody reads any more. A block has a unit of a value head, or a channel of a row's windows in each thread; or,
-/// behind a chain that leaves such, a chunk of one token.
+/// The last launch, each block of which waits for the launches before it. Norms the scan's o, and writes the windows after rows
+/// and their checkpoints, which nobody reads any more. A block has a chunk of one value head, or one channel of a row's windows
+/// in each thread; or, after a scan that stores them for the norm, a chunk of one token.
 pub struct Finish<const K: u32, const V: u32>;
 
 impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
     type Params = PrefillParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        // Of 192 channels the assembler spills unasked, for a second block.
+        // With 192 channels the assembler spills without being asked, to fit a second block.
         min_blocks_per_sm: if V > 128 { 1 } else { 0 },
         one_block_before_hopper: V == 128,
         shared: Shared::of_block(norm::TOKEN_BYTES),
@@ -483,7 +487,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
             0
         };
         let (block, of_windows) = (block_idx_x(), params.rows * blocks_of_row);
-        // SAFETY: the caller's promise; a thread has a channel of a row, a block o of a unit and head.
+        // SAFETY: the caller's promise; a thread owns a channel of a row, a block owns o of a chunk and head.
         unsafe {
             if block < of_windows {
                 let channel = block % blocks_of_row * THREADS + thread_idx_x();
@@ -495,7 +499,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
                 if is_there {
                     last = windows::last(&c, params, &span, &place, channel);
                 }
-                // Who reads the windows before.
+                // Wait for the readers of the old windows.
                 wait_for_previous();
                 if is_there {
                     windows::store(&c, params, (&span, &place), channel, last);
@@ -518,7 +522,7 @@ impl<const K: u32, const V: u32> Kernel for Finish<K, V> {
             let of_unit = c.h * c.ratio;
             let (n, of) = divided(block, of_unit);
             let (h, r) = divided(of, c.ratio);
-            // What was left last is in L2.
+            // From the last chunk on, because the results stored last are in L2.
             let found = row_of::<true>(&c, params, n);
             wait_for_previous();
             let Some((span, j)) = found.filter(|_| c.has_norm != 0) else {

@@ -1,4 +1,4 @@
-//! How q and k of a chunk come to its threads: as they lie in memory or convolved, in f16 with a power of two.
+//! Loads of q and k of a chunk into its threads, from memory or from the convolution: in f16, times a power of two.
 
 use super::convolution::{ConvInputs, channel_of, run_of};
 use super::opaque;
@@ -20,23 +20,23 @@ use crate::math::range::{SMALL, any_large, power_for, times};
 use crate::math::reduce::{butterfly_sum, dot};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Threads that make a unit.
+/// Threads of the intra-chunk pass of a chunk.
 pub const THREADS: u32 = 256;
 
-/// 8 channels of some of a token's, as they lie in memory: a thread has every fourth 8 channels of a token.
+/// Some of a token's runs of 8 channels, as in memory: a thread has every fourth run.
 pub type RawChannels = [elements::Raw<8>; 4];
-/// None.
+/// Zeros.
 pub const NO_RAW_CHANNELS: RawChannels = [elements::Raw([0; 8]); 4];
-/// Their values.
+/// Values of [`RawChannels`].
 pub type LaneChannels = [[f32; 8]; 4];
-/// The same in f16, two to a word.
+/// Values in f16, two to a word.
 pub type Words = [[u32; 4]; 4];
 
-/// Bytes of an image from a lane's channels to its next ones.
+/// Byte stride of an image between a lane's runs of channels.
 const RUN_BYTES: u32 = 4 * 2048;
 
-/// Byte of the lower (0) or the upper (1) four of 8 channels of a token, as [`Load::stage`] leaves them: tokens trade
-/// places with the channels, so that neither a token's nor a channel's meet in a bank.
+/// Byte offset of the lower (0) or upper (1) four of a token's 8 channels, as [`Load::stage`] stores them. Tokens are swizzled by
+/// the channels, so that neither a token's nor a channel's elements have bank conflicts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn staged_byte(part: u32, of: u32, token: u32) -> u32 {
     part * 2048 + of * QUERIES + (token ^ ((2 * part + of) % 8)) * 16
@@ -45,46 +45,47 @@ fn staged_byte(part: u32, of: u32, token: u32) -> u32 {
 /// Address, strides of rows and tokens, first channel and element of a tensor.
 pub type TensorRows = (u64, (u32, u32), u32, u32);
 
-/// The launch that convolves q and k.
+/// Where q and k are convolved.
 #[derive(Clone, Copy)]
 pub enum Convolved {
-    /// The block itself, from these.
+    /// In the block itself, from these inputs.
     Here(ConvInputs),
-    /// A launch before, which left them in the workspace: [`super::kernels::Convolve`].
+    /// In an earlier launch, which stored them in the workspace: [`super::kernels::Convolve`].
     Before(Operands),
 }
 
-/// q and k of a chunk on their way to its [`THREADS`]: 8 tokens a warp, four lanes a token. `NEIGHBOURS`: lane = 4 · token + part, the order
-/// of the fragments of a product. Otherwise lane = 8 · part + token, the order of an image: a store of 8 lanes is one core of 128 bytes.
+/// Loads q and k of a chunk into its [`THREADS`]: 8 tokens a warp, four lanes a token. `NEIGHBOURS`: lane = 4 · token + part, the
+/// order of the fragments of a product. Otherwise lane = 8 · part + token, the order of an image: a store of 8 lanes is one core
+/// of 128 bytes.
 pub struct Load<'a, const NEIGHBOURS: bool> {
     /// Constants and parameters of the launch.
     pub with: (&'a StepConstants, &'a PrefillParams),
-    /// The inputs from which q and k are convolved.
+    /// Inputs of the convolution of q and k.
     pub inputs: ConvInputs,
-    /// The query/key head.
+    /// Query/key head.
     pub head: u32,
-    /// The row.
+    /// Tokens of the row.
     pub span: &'a Span,
-    /// Its tokens.
+    /// Tokens of the chunk.
     pub chunk: Chunk,
 }
 
 impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
-    /// The token of the chunk that is this thread's.
+    /// This thread's token of the chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn token(&self) -> u32 {
         let lane = lane_id();
         8 * (thread_idx_x() / 32) + if NEIGHBOURS { lane / 4 } else { lane % 8 }
     }
 
-    /// Which of the four lanes of a token this is.
+    /// Index of this lane among the four lanes of a token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn part(&self) -> u32 {
         let lane = lane_id();
         if NEIGHBOURS { lane % 4 } else { lane / 8 }
     }
 
-    /// x summed over the lanes of a token.
+    /// Sum of x over the lanes of a token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sum(x: f32) -> f32 {
         let [sum] = if NEIGHBOURS {
@@ -95,7 +96,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         sum
     }
 
-    /// Sum of the squares of a token, of which each of its lanes comes with its channels.
+    /// Sum of the squares of a token; each of its lanes has its own channels.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn squares<const K: u32>(x: &LaneChannels) -> f32 {
         let mut sum = 0.0;
@@ -103,7 +104,8 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         Self::sum(sum)
     }
 
-    /// The thread's channels of its token, as they lie in memory; those of the first token where its own is not there.
+    /// Loads the thread's channels of its token, as they are in memory; those of the first token if the chunk does not have its
+    /// token.
     ///
     /// # Safety
     /// The tensor is live.
@@ -124,14 +126,14 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         rows
     }
 
-    /// Byte of 8 channels of the token in the image, of k (0) or q (1).
+    /// Byte offset of the token's 8 channels, run `i`, in the image of k (0) or q (1).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn byte(&self, of: u32, i: u32) -> u32 {
         self.part() * 2048 + i * RUN_BYTES + of * QUERIES + self.token() * 16
     }
 
-    /// Convolves k (0) or q (1): values in f32, half of them in the place of k, half in that of q. Behind a barrier they are
-    /// there.
+    /// Convolves k (0) or q (1) and stores the values in f32: half of them in the place of k, half in that of q. A barrier must
+    /// follow.
     ///
     /// # Safety
     /// The tensors are live, and the image is the block's.
@@ -152,7 +154,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             );
             let give = |token: u32, y: [f32; 2]| {
                 let place = image + staged_byte(part, of, first + token) + pair % 2 * 8;
-                // SAFETY: the caller's promise; a thread has its own tokens' channels.
+                // SAFETY: the caller's promise; a thread owns its tokens' channels.
                 unsafe { store_shared_b64(place, y.map(f32::to_bits)) };
             };
             // SAFETY: the caller's promise.
@@ -169,25 +171,26 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         }
     }
 
-    /// The channels that [`Self::stage`] stored.
+    /// Loads the channels that [`Self::stage`] stored.
     ///
     /// # Safety
-    /// It is there, behind a barrier.
+    /// The channels were stored before a barrier.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn staged<const K: u32>(&self, image: u32) -> LaneChannels {
         let mut x = [[0.0; 8]; 4];
         each!(i in 0..K as usize / 32 => {
             let part = self.part() + 4 * i as u32;
             let place = |of| image + staged_byte(part, of, self.token());
-            // SAFETY: it is there, behind a barrier.
+            // SAFETY: the channels were stored before a barrier.
             let [a, b] = unsafe { [0, 1].map(|of| load_shared_b128(place(of))) };
             x[i] = [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]].map(f32::from_bits);
         });
         x
     }
 
-    /// k (0) or q (1) with a power of two, and leaves what lacks to k̂ or q̂: 0 of a k that f16 does not hold. The four lanes of a token come with their
-    /// channels; `rounds` says that they may have more bits than f16.
+    /// Multiplies k (0) or q (1) by a power of two and rounds it to f16. Stores the scale that makes up the difference to k̂ or
+    /// q̂; 0 for a k that f16 does not hold. Called by the four lanes of a token with their channels; `rounds`: the channels may
+    /// have more bits than f16.
     ///
     /// # Safety
     /// The scales are the block's to write.
@@ -201,7 +204,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         let c = self.with.0;
         let mut sum = Self::squares::<K>(&x);
         let is_held = |sum: f32| sum < f32::INFINITY;
-        // The tokens of a warp are several.
+        // A warp has several tokens, so the branch is by vote.
         if any_large(!is_held(sum)) {
             if c.l2norm != 0 {
                 let mut small = x;
@@ -210,13 +213,13 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
                 multiply::<K>(&mut x, by);
                 sum = Self::squares::<K>(&x);
             }
-            // The products of such a k with zeros would reach tokens before it.
+            // Otherwise the products of this k with zeros would reach tokens before it.
             if OF == 0 && !is_held(sum) {
                 x = [[0.0; 8]; 4];
             }
         }
         let [mut power, inverse] = power::of_root(sum);
-        // A token that is not there has been loaded as the first one.
+        // The first token was loaded in place of tokens beyond the chunk.
         if self.token() >= self.chunk.count {
             power = 0.0;
         }
@@ -233,7 +236,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             rest *= rsqrt(sum + 1e-6);
         }
         if rounds && OF == 0 {
-            // What rounding did to the length is undone: with equal keys and β = 2 it would grow with every token.
+            // Undoes the change of length by rounding: with equal keys and β = 2 it would grow with every token.
             let mut rounded = 0.0;
             i = 0;
             while i < K as usize / 32 {
@@ -252,7 +255,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         if OF == 1 {
             rest *= f32::from_bits(c.scale);
         } else {
-            // The solver takes a token without a scale for one outside.
+            // The solver treats a token whose scale is 0 as outside the range of f16.
             rest = if rest < MOST_KEY { rest } else { 0.0 };
         }
         if self.part() == 0 {
@@ -264,6 +267,8 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         words
     }
 
+    /// Stores the words of k (0) or q (1) to an image.
+    ///
     /// # Safety
     /// The image is the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -275,16 +280,16 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         });
     }
 
-    /// k (0) or q (1) as a launch before left it, and what lacks to k̂ or q̂ with the scales.
+    /// Loads k (0) or q (1) as an earlier launch stored it, and copies its scale to the scales.
     ///
     /// # Safety
-    /// It is in the workspace; the scales are the block's to write.
+    /// The operands are in the workspace; the scales are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn left<const K: u32>(&self, of: u32, operands: Operands, scales: u32) -> Words {
         let mut words: Words = [[0; 4]; 4];
         // SAFETY: the caller's promise.
         unsafe {
-            // Opaque (docs/compiler.md): else LLVM keeps the addresses until the store.
+            // Opaque (docs/compiler.md), because LLVM would keep the addresses until the store.
             let first = opaque(self.byte(of, 0));
             each!(i in 0..K as usize / 32 => {
                 let byte = first + i as u32 * RUN_BYTES;
@@ -299,7 +304,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         words
     }
 
-    /// k (0) or q (1) of what was loaded, with a power of two.
+    /// Converts loaded k (0) or q (1) to f16, times a power of two.
     ///
     /// # Safety
     /// The scales are the block's to write.
@@ -315,7 +320,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
         self.scaled::<K, OF>(x, element == Element::F32 as u32, scales)
     }
 
-    /// The same, in the image.
+    /// Like [`Self::words`], and stores the words to the image.
     ///
     /// # Safety
     /// The image and the scales are the block's to write.

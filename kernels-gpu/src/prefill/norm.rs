@@ -1,10 +1,10 @@
-//! The norm of o behind a chain, a unit and a value head at a time.
+//! Norms o after the scan, one chunk of a value head at a time.
 //!
-//! The chain stores o without its norm into o itself: f32 as it is, otherwise f16(o · 2^⌈−log2 scale⌉). The power of two takes the scale of q
-//! back, so that o has the range of S q̂ before scaling, and f16 holds it where f16 holds S.
+//! The scan stores o without its norm into o: f32 unchanged, otherwise f16(o · 2^⌈−log2 scale⌉). The power of two undoes the
+//! scale of q, so that o has the range of S q̂ before scaling, and f16 holds o where f16 holds S.
 //!
-//! Where f16 does not hold o, 16 channels of a token are scaled by one more power of two. The workspace has, for each value head and 16
-//! channels: the inverse of that power, f32, of each token; and the first token that has one.
+//! Where f16 does not hold o, 16 channels of a token are scaled by a further power of two. For each value head and 16 channels,
+//! the workspace has the inverse of that power for each token, f32, and the first token that is scaled.
 
 use super::CHUNK;
 use super::load::THREADS;
@@ -26,26 +26,26 @@ use crate::math::power;
 use crate::math::range::{SMALL, any_large, times};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Most groups of 64 channels.
+/// Largest number of groups of 64 channels.
 const MOST_GROUPS: usize = 3;
-/// Behind the scales of a warp's 16 channels: the first token that has one.
+/// Byte offset, after the scales of a warp's 16 channels, of the first token that is scaled.
 pub const FIRST: u32 = 4 * CHUNK;
-/// Bytes of both.
+/// Bytes of the scales and the first token.
 pub const OF_WARP: u32 = FIRST + 16;
 
-/// Bytes of the scales of a value head of `dim` channels.
+/// Bytes of the scales of a value head with `dim` channels.
 pub const fn scales_bytes(dim: u32) -> u32 {
     (dim / 16 * OF_WARP).next_multiple_of(128)
 }
 
-/// The scales of the `warp`-th 16 channels of a value head, whose own are at `scales`.
+/// Address of the scales of 16 channels, number `warp`, of a value head whose scales are at `scales`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn scales_of(scales: u64, warp: u32) -> u64 {
     scales + (warp * OF_WARP) as u64
 }
 
-/// Says that no token of a value head of a unit is scaled; whoever scales one says otherwise behind the launch. The first
-/// threads of those that come do so.
+/// Stores that no token of a chunk's value head is scaled; the scan overwrites this where it scales a token. The first of the
+/// calling threads store.
 ///
 /// # Safety
 /// The scales are these threads' to write.
@@ -56,13 +56,13 @@ pub unsafe fn begin<const V: u32>(c: &StepConstants, scales: u64, thread: u32) {
     }
 }
 
-/// Whether o is left in f16 for the norm.
+/// Whether the scan stores o in f16 for the norm.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn is_left(c: &StepConstants) -> bool {
     c.has_norm != 0 && c.o_element != Element::F32 as u32
 }
 
-/// The power of two that o is left with.
+/// Power of two by which the stored o is multiplied.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn size(c: &StepConstants) -> f32 {
     let [size, _] = sizes(c);
@@ -75,21 +75,21 @@ fn sizes(c: &StepConstants) -> [f32; 2] {
     power::of_exponent((c.scale >> 23 & 0xff).clamp(1, 253))
 }
 
-/// Two elements of an o that is not f32, as they are left for a norm.
+/// Packs two elements of an o that is not f32, as they are stored for the norm.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn left(c: &StepConstants, [x, y]: [f32; 2]) -> u32 {
     let [size, _] = sizes(c);
     pack_f16x2(x * size, y * size)
 }
 
-/// Two elements of o, from what is [`left`] of them.
+/// Restores two elements of o from the result of [`left`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_left(c: &StepConstants, word: u32) -> [f32; 2] {
     let [_, size] = sizes(c);
     b16x2_to_f32(word, true).map(|o| o * size)
 }
 
-/// Two elements of o as the norm behind a chain has them.
+/// Rounds two elements of o to the values that the norm after the scan reads.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
     if c.o_element == Element::F32 as u32 {
@@ -101,20 +101,21 @@ pub fn as_left(c: &StepConstants, o: [f32; 2]) -> [f32; 2] {
 
 /// Bytes of the sums of a block's warps that norm chunks of one token: a word for each 16 channels.
 pub const TOKEN_BYTES: u32 = THREADS / 32 * SUMS_BYTES;
-/// Bytes of a warp's.
+/// Bytes of one warp's sums.
 const SUMS_BYTES: u32 = MOST_GROUPS as u32 * 16;
 
-/// A chunk of one token, whose o the chain has left.
+/// A chunk of one token whose o the scan has stored for the norm.
 pub struct LeftToken {
     span: Span,
-    /// The token of the row.
+    /// Index of the token in the row.
     t: u32,
-    /// Whether it is the row's last chunk, not its first.
+    /// Whether the chunk is the row's last, not its first.
     is_last: bool,
 }
 
 impl LeftToken {
-    /// The first chunk of row `b`, or its last one, where that is one token of a row that the chain has worked and has a place for.
+    /// Returns the first chunk of row `b`, or its last (`is_last`), if it is one token and the scan has processed the row, which
+    /// has a slot.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn find(
         c: &StepConstants,
@@ -129,16 +130,16 @@ impl LeftToken {
         };
         let is_of_chain =
             span.live && place.live() && span.count > (params.has_singles != 0) as u32;
-        // A row's only chunk is its first.
+        // A row's only chunk counts as its first.
         let is_it = is_of_chain && span.is_by_itself(t) && is_last == (t > 0);
         is_it.then_some(Self { span, t, is_last })
     }
 
-    /// Norms o of the token and stores it: a warp has a value head, then the next but as many as there are warps. Squares are added
-    /// as for one token of a layer.
+    /// Norms o of the token and stores it. The block's warps take the value heads in turn. Squares are added as for one token of
+    /// a layer.
     ///
     /// # Safety
-    /// The chain has left o; the block's shared memory has [`TOKEN_BYTES`], and all its threads come.
+    /// The scan has stored o; the block's shared memory has [`TOKEN_BYTES`], and all threads of the block call this.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn norm<const K: u32, const V: u32>(
         &self,
@@ -153,7 +154,7 @@ impl LeftToken {
         while hv < c.h * c.ratio {
             let of = (span.b, self.is_last);
             let from = tokens::<K, V>(c, params, per_channel, of, hv);
-            // SAFETY: the caller's promise; a warp has words of its own.
+            // SAFETY: the caller's promise; each warp has its own words.
             unsafe {
                 let mut o = [[0.0; OF_LANE]; MOST_GROUPS.div_ceil(2)];
                 each!(part in 0..V.div_ceil(128) as usize => {
@@ -168,7 +169,7 @@ impl LeftToken {
                 });
                 sync_warp(FULL_MASK);
                 let sum = sum_of(sums, V / 16);
-                // The words are read before the next head's are stored.
+                // All lanes have read the words before the next head's are stored.
                 sync_warp(FULL_MASK);
                 each!(part in 0..V.div_ceil(128) as usize => {
                     let channel = 128 * part as u32 + 4 * lane;
@@ -191,10 +192,10 @@ impl LeftToken {
     }
 }
 
-/// o of a channel of token `t` and value head `hv`, normed; `sum` is the sum of the squares of all `dim` channels.
+/// Normed o of a channel of token `t` and value head `hv`; `sum` is the sum of the squares of all `dim` channels.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; there is a norm, and the token.
+/// `params` and `c` describe live tensors; the step has a norm, and the row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn normed_element(
     c: &StepConstants,
@@ -213,7 +214,7 @@ pub unsafe fn normed_element(
     normed(c, o, (sum, dim), z, weight)
 }
 
-/// Sum of the squares of 16 channels, of which four lanes have four each, neighbours first. All lanes of the warp come.
+/// Sum of the squares of 16 channels, four in each of four lanes, neighbours first. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_16(o: [f32; 4]) -> f32 {
     let [a, b, c, d] = o.map(|o| o * o);
@@ -222,15 +223,17 @@ fn sum_of_16(o: [f32; 4]) -> f32 {
     sum + warp_shuffle_xor(sum, 2)
 }
 
-/// 16 channels of a token, as the chain left them.
+/// 16 channels of a token, as the scan stored them.
 #[derive(Clone, Copy)]
 struct Left([Raw<8>; 2]);
 
 impl Left {
     const NONE: Self = Self([Raw([0; 8]); 2]);
 
+    /// Loads 16 channels from `o` on.
+    ///
     /// # Safety
-    /// They are there, from `o` on.
+    /// The channels are in memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(c: &StepConstants, o: u64) -> Self {
         let second = o + 8 * bytes_of(c.o_element) as u64;
@@ -255,10 +258,10 @@ impl Left {
     }
 }
 
-/// Norms o of a unit and value head `hv`, and stores it. Four of the 256 threads have a token.
+/// Norms o of a chunk and value head `hv`, and stores it. Each token has four of the 256 threads.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the chain has left o, and nobody else touches that of the unit and head.
+/// `params` and `c` describe live tensors; the scan has stored o, and nobody else accesses o of the chunk and head.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn of_unit<const V: u32>(
     c: &StepConstants,
@@ -275,7 +278,7 @@ pub unsafe fn of_unit<const V: u32>(
     // SAFETY: the caller's promise; a thread has its own channels of a token, and loads them before it stores any.
     unsafe {
         let mut left = [Left::NONE; MOST_GROUPS];
-        // A lane for each 16 channels of the value head.
+        // One lane for each 16 channels of the value head.
         let mut first = CHUNK;
         if is_left(c) && lane_id() < V / 16 {
             first = load_b32(scales_of(powers, lane_id()) + FIRST as u64);
@@ -290,7 +293,7 @@ pub unsafe fn of_unit<const V: u32>(
                 scales[group] = Scales::load(c, params, (span, t), (hv, channel(group)));
             }
         });
-        // Behind all loads: a branch among them would wait.
+        // After all loads: a branch between them would wait.
         let is_scaled = is_left(c) && warp_ballot(first < CHUNK) != 0;
         let unit = NormedChunk {
             left,
@@ -308,20 +311,20 @@ pub unsafe fn of_unit<const V: u32>(
     }
 }
 
-/// A thread's part of a unit: 16 channels of a token in each group of 64, with their z and weights.
+/// A thread's part of a chunk: 16 channels of a token in each group of 64, with their z and weights.
 struct NormedChunk {
     left: [Left; MOST_GROUPS],
     scales: [Scales; MOST_GROUPS],
-    /// The value head, and the first channel in a group.
+    /// Value head, and first channel in a group.
     of: (u32, u32),
-    /// The token of the row, and of the chunk.
+    /// Index of the token in the row, and in the chunk.
     token: (u32, u32),
     is_there: bool,
 }
 
 impl NormedChunk {
-    /// Norms the channels and stores them. Unless the norm `LOOKS`, no token is scaled, and the sum of squares is one of what
-    /// f16 holds.
+    /// Norms the channels and stores them. Without `LOOKS`, no token is scaled, and the sum of squares is finite, because f16
+    /// holds o.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn finish<const V: u32, const LOOKS: bool>(
         &self,
@@ -352,7 +355,7 @@ impl NormedChunk {
                 group += 1;
             }
             if squares == f32::INFINITY {
-                // Next to what o is, eps is nothing.
+                // eps is negligible next to an o of this size.
                 (squares, eps) = (small, 0.0);
                 group = 0;
                 while group < groups {
@@ -371,10 +374,10 @@ impl NormedChunk {
     }
 }
 
-/// The inverse of the scale of a token's 16 channels from `channel` on; scales are behind `powers`.
+/// Inverse of the scale of a token's 16 channels from `channel` on; the scales begin at `powers`.
 ///
 /// # Safety
-/// The chain has left them.
+/// The scan has stored the scales.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn scale_of(powers: u64, channel: u32, token: u32) -> f32 {
     let scales = scales_of(powers, channel / 16);

@@ -1,25 +1,29 @@
-//! Stores of the operands that an intra-chunk pass makes: to the workspace, or to the shared memory of the block that uses them.
+//! Stores of the intra-chunk pass's operands: to the workspace, or to the shared memory of the block that uses them.
 
 use crate::device::global::{store_b32, store_b128};
 use crate::device::shared::{store_shared_b32, store_shared_b128};
 
-/// A place for operands.
+/// Destination of operands.
 pub trait Sink: Copy {
-    /// So many bytes behind: what is stored near it has its address as one base and constants.
+    /// The place `bytes` bytes after this one. Stores near it use its address as the base, with constant offsets.
     fn behind(self, bytes: u32) -> Self;
+    /// Stores a word `byte` bytes after the base.
+    ///
     /// # Safety
     /// The bytes are this thread's to write.
     unsafe fn store_b32(self, byte: u32, word: u32);
+    /// Stores 16 bytes `byte` bytes after the base.
+    ///
     /// # Safety
     /// The bytes are this thread's to write.
     unsafe fn store_b128(self, byte: u32, words: [u32; 4]);
 }
 
-/// To a workspace.
+/// The workspace, from this address on.
 #[derive(Clone, Copy)]
 pub struct GlobalSink(pub u64);
 
-/// To the shared memory of the block that uses them.
+/// Shared memory of the block that uses the operands, from this address on.
 #[derive(Clone, Copy)]
 pub struct SharedSink(pub u32);
 

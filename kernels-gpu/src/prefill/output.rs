@@ -1,4 +1,4 @@
-//! o of a chunk, from the sums of a product: rows are those of the state, columns are tokens.
+//! Stores of o of a chunk from the sums of a product, whose rows are those of the state and whose columns are tokens.
 
 use core::array;
 
@@ -28,19 +28,19 @@ use crate::math::elements::{self, Raw};
 use crate::math::range::{SMALL, times};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Whether o goes by way of a tile, so that threads store neighbours.
+/// Whether o is staged in the tile, so that neighbouring threads store neighbouring elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn goes_by_tile(c: &StepConstants) -> bool {
     c.wide_io != 0 && c.o_element != Element::F32 as u32
 }
 
-/// Before [`store`]: stages o in the tile, for which it is packed as [`store`] has it. Returns whether f16 may not hold what is
-/// [left](norm::left) of an o of the warpgroup, or a warp `scales` it anyway; the same in all threads. Then [`stage_again`] follows,
-/// behind what scales o.
+/// Stages o in the tile before [`store`], packed as [`store`] stores it. Returns whether f16 may not hold the
+/// [stored](norm::left) o of the warpgroup, or a warp `scales` o anyway; the result is the same in all threads. If true,
+/// [`stage_again`] must follow, after o is scaled.
 ///
 /// # Safety
-/// `tile` is one of [`super::values::TILE_BYTES`] that nobody reads any more, `barrier` the warpgroup's own, all threads of
-/// which come.
+/// `tile` has [`super::values::TILE_BYTES`] and nobody reads it any more; `barrier` is the warpgroup's own, and all its threads
+/// call this.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn stage(
     c: &StepConstants,
@@ -61,7 +61,7 @@ pub unsafe fn stage(
     }
 }
 
-/// See [`stage`].
+/// Stages o again after it was scaled: see [`stage`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn stage_again(c: &StepConstants, o: &[f32; 32], (tile, barrier): (u32, u32)) {
     if goes_by_tile(c) {
@@ -70,8 +70,8 @@ pub unsafe fn stage_again(c: &StepConstants, o: &[f32; 32], (tile, barrier): (u3
     }
 }
 
-/// Stores a warpgroup's part of o, which is [staged](stage), from channel `first` of value head `hv` on, or what is
-/// [left](norm::left) of it for a norm behind the chain.
+/// Stores a warpgroup's part of o, which is [staged](stage), from channel `first` of value head `hv` on; or, for a norm after the
+/// scan, its [unnormed form](norm::left).
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store(
     c: &StepConstants,
@@ -83,7 +83,7 @@ pub unsafe fn store(
 ) {
     let base = params.layer.step.o;
     let (strides, head) = ((params.o_row, c.o_token), hv * c.o_head + first);
-    // SAFETY: the caller's promise; a thread stores elements of its own, of tokens that are there.
+    // SAFETY: the caller's promise; a thread stores its own elements, of tokens that the chunk has.
     unsafe {
         if goes_by_tile(c) {
             let words = array::from_fn(|i| {
@@ -108,14 +108,14 @@ pub unsafe fn store(
     }
 }
 
-/// A token of the chunk, and a part of 8 channels of it, whose `i`-th this thread has where threads of a token are neighbours.
+/// Token of the chunk and its part of 8 channels that is this thread's `i`-th, such that the threads of a token are neighbours.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn own_part(i: u32) -> (u32, u32) {
     let thread = thread_idx_x() % 128;
     (thread / 8 + 16 * i, thread % 8)
 }
 
-/// Two sums of an o that is not f32, as they are stored.
+/// Packs two sums of an o that is not f32, as they are stored.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn pack(c: &StepConstants, o: [f32; 2]) -> u32 {
     if c.has_norm != 0 {
@@ -127,7 +127,7 @@ fn pack(c: &StepConstants, o: [f32; 2]) -> u32 {
     }
 }
 
-/// All sums so, two to a word.
+/// Packs all sums, two to a word.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn packed(c: &StepConstants, o: &[f32; 32]) -> [u32; 16] {
     let mut words = [0; 16];
@@ -135,10 +135,10 @@ fn packed(c: &StepConstants, o: &[f32; 32]) -> [u32; 16] {
     words
 }
 
-/// Stores words of two sums each to the tile, whose tokens are together there.
+/// Stores words of two sums each to the tile, which keeps a token's channels together.
 ///
 /// # Safety
-/// The warp's part of the tile is nobody's.
+/// Nobody accesses the warp's part of the tile.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn to_tile(c: &StepConstants, words: &[u32; 16], tile: u32) {
     each!(i in 0..4 => {
@@ -160,7 +160,7 @@ unsafe fn to_tile(c: &StepConstants, words: &[u32; 16], tile: u32) {
     });
 }
 
-/// [`store_matrices_transposed`] of tokens 16 `i` .. 16 `i` + 16, element by element.
+/// Equals [`store_matrices_transposed`] for tokens 16 `i` .. 16 `i` + 16, element by element.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_elements_transposed(tile: u32, i: u32, words: [u32; 4]) {
     let (row, column) = (lane_id() / 4, lane_id() % 4 * 2);
@@ -177,7 +177,7 @@ unsafe fn store_elements_transposed(tile: u32, i: u32, words: [u32; 4]) {
     });
 }
 
-/// Stores the parts of [`own_part`] of 16-bit elements, from element `head` of a token of o on.
+/// Stores the 16-bit elements of the parts of [`own_part`], from element `head` of a token of o on.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_parts(
     c: &StepConstants,
@@ -200,7 +200,7 @@ unsafe fn store_parts(
     });
 }
 
-/// Hands each of the thread's sums to `give`, with its token and its row among the warpgroup's 64.
+/// Calls `give` with each of the thread's sums, its token, and its row among the warpgroup's 64.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn each(o: &[f32; 32], give: impl Fn(u32, u32, f32)) {
     let thread = opaque(thread_idx_x());
@@ -211,8 +211,8 @@ fn each(o: &[f32; 32], give: impl Fn(u32, u32, f32)) {
     });
 }
 
-/// Where v is copied to the tile by itself, what was stored there is before that. Not behind what is stored to global memory,
-/// for which the fence would wait.
+/// Orders the stores to the tile before a bulk copy of v into it, if v is copied so. Called before stores to global memory,
+/// because the fence would wait for these.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn release(c: &StepConstants) {
     if c.makes_values() {
@@ -220,15 +220,15 @@ fn release(c: &StepConstants) {
     }
 }
 
-/// Barrier of the threads that have rows, where they are not all of the block.
+/// Named barrier of the consumer threads, if they are not the whole block.
 pub const BLOCK: u32 = 4;
 
-/// [`store`], normed: the block of so many `GROUPS`, or its cluster, has the whole head. `sums` are 64 words for each group of
-/// these, that nobody reads any more, in any block. At `scales` is by what the warpgroup's warps have
-/// scaled o, as in the workspace.
+/// [`store`] with the norm: the block of `GROUPS` warpgroups, or its cluster, has the whole head. `sums` are 64 words for each of
+/// the head's warpgroups, which no block reads any more. `scales` are those by which the warpgroup's warps have scaled o, as in
+/// the workspace.
 ///
-/// Both halves of the tokens go through the tile, so that a thread has 16 channels of a token, and four of them all that
-/// the warpgroup has.
+/// The tokens are staged in the tile in two halves, so that a thread has 16 channels of a token, and four threads all channels of
+/// the warpgroup.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     c: &StepConstants,
@@ -238,7 +238,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     o: &[f32; 32],
     (tile, barrier, sums, scales): (u32, u32, u32, u32),
 ) {
-    // Opaque (docs/compiler.md): addresses are not kept from chunk to chunk.
+    // Opaque (docs/compiler.md), so that addresses are not kept from chunk to chunk.
     let thread = opaque(thread_idx_x());
     let (thread, group, lane) = (thread % 128, thread / 128, thread % 32);
     let row = thread / 32 * 16 + lane / 4;
@@ -250,10 +250,10 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             "a lane for each block of a cluster"
         )
     };
-    // SAFETY: the caller's promise; the tile and a group's sums are the warpgroup's own.
+    // SAFETY: the caller's promise; the warpgroup owns the tile and its sums.
     unsafe {
         each!(half in 0..2 => {
-            // Nobody reads what was in the tile.
+            // All threads have read the tile.
             sync_barrier(barrier, 128);
             each!(i in 0..16 => {
                 let token = 8 * (i as u32 / 4) + lane % 4 * 2 + i as u32 % 2;
@@ -264,7 +264,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             each!(i in 0..4 => {
                 let place = tile + half_tile(thread / 4, part + 4 * i as u32);
                 let [x, y, z, w] = load_shared_b128(place).map(f32::from_bits);
-                // As it is left for a norm behind the chain: no bit is of the launch that norms.
+                // Rounded as for a norm after the scan, so that the bits do not depend on which launch norms.
                 [own[half][4 * i], own[half][4 * i + 1]] = norm::as_left(c, [x, y]);
                 [own[half][4 * i + 2], own[half][4 * i + 3]] = norm::as_left(c, [z, w]);
             });
@@ -292,7 +292,7 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
             }
         });
         release(c);
-        // Of both halves before the others' sums are waited for.
+        // Loads for both halves, before the wait for the other warpgroups' sums.
         let mut scales = [Scales::NONE; 2];
         each!(half in 0..2 => {
             let token = 32 * half as u32 + thread / 4;
@@ -321,11 +321,11 @@ pub unsafe fn store_normed<const V: u32, const GROUPS: u32>(
     }
 }
 
-/// The sum of the squares of a token, of each 64 channels of which there is a word at `sums` and 256 bytes behind, as
-/// [`squares!`] makes them and a norm takes it.
+/// Sum of a token's squares for a norm, in the form of [`squares!`]: from a word for each 64 channels, at `sums` and every 256
+/// bytes after.
 ///
 /// # Safety
-/// The words are there.
+/// The words are in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn sum_of_groups<const V: u32>(sums: u32) -> f32 {
     let word = |group: u32| f32::from_bits(load_shared_b32(sums + group * 256));
@@ -345,7 +345,7 @@ unsafe fn sum_of_groups<const V: u32>(sums: u32) -> f32 {
     sum
 }
 
-/// The sum of the squares of 16 channels, and of those of the other three lanes of a token. All lanes of the warp come.
+/// Sum of the squares of 16 channels, and of those of the token's other three lanes. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sum_of_quad(o: &[f32; 16]) -> f32 {
     let mut squares = 0.0;
@@ -355,7 +355,7 @@ pub fn sum_of_quad(o: &[f32; 16]) -> f32 {
     squares
 }
 
-/// z and weights of 16 channels of a token, as they lie in memory.
+/// z and weights of 16 channels of a token, as loaded from memory.
 #[derive(Clone, Copy)]
 pub struct Scales {
     z: [Raw<8>; 2],
@@ -363,16 +363,16 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// Zeros, for no channels.
+    /// Zeros.
     pub const NONE: Self = Self {
         z: [Raw([0; 8]); 2],
         weight: [Raw([0; 8]); 2],
     };
 
-    /// Loads those of token `t`, from `channel` of value head `hv` on.
+    /// Loads z of token `t` and the weights, from `channel` of value head `hv` on.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; there is a norm, and the token.
+    /// `params` and `c` describe live tensors; the step has a norm, and the row has the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
@@ -397,7 +397,7 @@ impl Scales {
         scales
     }
 
-    /// Norms `o` of these channels by `size`, and stores it.
+    /// Norms `o` of these channels with factor `size`, and stores it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store(
         &self,

@@ -1,12 +1,13 @@
-//! What of a unit does not depend on states: k and q as f16 images, and of each value head T, P and factors. Two warpgroups
-//! make a value head each, of one query/key head; or, of one value head, the first T, the other P.
+//! Intra-chunk pass of GDN: computes everything about a chunk that does not depend on the state. That is k̂ and q̂ as f16 images
+//! for a query/key head, and T, P and factors for one or two of its value heads. All eight warps compute A and P of each value
+//! head; then each of the two warpgroups computes T of one head (with one head, only the first warpgroup).
 //!
-//! k and q are in the image with a power of two that brings their length near 1, exactly where they have 16 bits; what lacks
-//! to k̂ and q̂ is a scale of the token.
+//! The image has k and q times a power of two that brings their length near 1; for 16-bit inputs this is exact. A scale of the
+//! token makes up the difference to k̂ and q̂.
 //!
-//! With G the sums of log decays, in powers of two:
+//! With G the prefix sums of log2 decays:
 //!     A_ts = β_t 2^(G_t − G_s) k̂_t·k̂_s   s < t        T = (I + A)⁻¹ diag(β)        P_ts = 2^(G_t − G_s) q̂_t·k̂_s   s ≤ t
-//! T is made as solve.rs says.
+//! solve.rs computes T.
 
 use super::convolution::ConvInputs;
 use super::load::{self, Load, THREADS};
@@ -32,17 +33,16 @@ use crate::math::elements::{self, load_one};
 use crate::math::gate;
 use crate::step::{Gate, PrefillParams, StepConstants};
 
-/// The log decays of a token are held above this power of two: the decay of a state is 0 from there on, and no sum of a
-/// chunk's is −∞.
+/// Lower bound of a token's log2 decay. At this bound the decay of a state is 0, and no prefix sum of a chunk is −∞.
 const LEAST: f32 = -127.0;
-/// Behind the scales of k and q, for each value head: sums of log decays, in powers of two, and β.
+/// Layout after the scales of k and q, for each value head: prefix sums of log2 decays, then β.
 const LOGS: u32 = 2 * FACTOR_BYTES;
 const BETAS: u32 = FACTOR_BYTES;
 const OF_HEAD: u32 = 2 * FACTOR_BYTES;
-/// Bytes of the factors of tokens.
+/// Bytes of the tokens' scales, log decays and β.
 pub const SCALE_BYTES: u32 = LOGS + 2 * OF_HEAD;
 
-/// Hands `f` the bytes of the image's 16-byte parts that are this thread's, of those of all [`THREADS`].
+/// Calls `f` with the byte offsets of this thread's 16-byte parts of the image, which all [`THREADS`] share.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn each_part<const K: u32>(f: impl Fn(u32)) {
     let mut byte = 16 * thread_idx_x();
@@ -52,23 +52,23 @@ fn each_part<const K: u32>(f: impl Fn(u32)) {
     }
 }
 
-/// A unit whose k and q are in the image, and what is said of its tokens behind it.
+/// A chunk whose image of k and q is in shared memory, with the scales and gates of its tokens in `scales`.
 pub struct Unit {
     image: u32,
     scratch: u32,
     scales: u32,
-    /// Value heads, one or two.
+    /// Number of value heads, one or two.
     heads: u32,
 }
 
 impl Unit {
-    /// The unit of query/key head `h` and `heads` value heads, of which `hv` is the warpgroup's. All [`super::load::THREADS`]
-    /// come; the image is at `image` in shared memory. The scratch, [`SCRATCH_BYTES`] for each value head, may be where
-    /// the image is, if that is not wanted behind [`Self::give_heads`].
+    /// Loads the chunk for query/key head `h` and `heads` value heads; `hv` is the warpgroup's. Called by all
+    /// [`super::load::THREADS`]. The image is at `image` in shared memory. The scratch, [`SCRATCH_BYTES`] for each value head,
+    /// may overlap the image if the image is not needed after [`Self::give_heads`].
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; `chunk` is of `span`; the image, the scratch and the scales are the block's
-    /// to write.
+    /// `params` and `c` describe live tensors; `chunk` is of `span`; the image, the scratch and the scales are the block's to
+    /// write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new<const K: u32>(
         c: &StepConstants,
@@ -94,8 +94,8 @@ impl Unit {
             scales,
             heads,
         };
-        // SAFETY: the caller's promise. What is convolved goes through the image: q first, which is kept until k has
-        // been there.
+        // SAFETY: the caller's promise. Convolved k and q are staged in the image's place: q first, kept in registers until k has
+        // been staged.
         unsafe {
             let says = says_gates();
             let mut gates = RawChunkGates::NONE;
@@ -117,7 +117,7 @@ impl Unit {
                 load.give::<K, 0>(keys, SharedSink(image));
                 load.give::<K, 1>(queries, SharedSink(image));
             } else {
-                // Both at once, where there are registers for both.
+                // Both loads in one pass, where registers suffice for both.
                 let (keys, comes_later) = (load.rows::<K>(k), q.3 == Element::F32 as u32);
                 let mut queries = load::NO_RAW_CHANNELS;
                 if !comes_later {
@@ -138,11 +138,11 @@ impl Unit {
         unit
     }
 
-    /// The same where a launch before has convolved k and q: they are where `operands` says, their scales with the
-    /// factors. Behind [`SCALE_BYTES`] there are [`COUNTER_BYTES`](crate::device::shared::COUNTER_BYTES).
+    /// Loads the chunk where an earlier launch has convolved k and q: they are at `operands`, their scales in the place of the
+    /// factors. The bytes after [`SCALE_BYTES`] hold a counter of [`COUNTER_BYTES`](crate::device::shared::COUNTER_BYTES).
     ///
     /// # Safety
-    /// As [`Self::new`]'s; what `operands` names is in the workspace.
+    /// As for [`Self::new`]; the memory at `operands` is in the workspace.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_convolved<const K: u32>(
         c: &StepConstants,
@@ -160,7 +160,7 @@ impl Unit {
             heads,
         };
         let counter = unit.scales + SCALE_BYTES;
-        // SAFETY: the caller's promise; the copies are there when their threads come to the barrier.
+        // SAFETY: the caller's promise; each thread waits for its copies before the barrier.
         unsafe {
             let in_bulk = c.copies_in_bulk();
             let copies = in_bulk && thread_idx_x() == 0;
@@ -168,7 +168,7 @@ impl Unit {
                 if copies {
                     open_counter(counter, 1);
                 }
-                // Racecheck takes it to be another lane's.
+                // For racecheck, which attributes the counter to another lane.
                 sync_warp(FULL_MASK);
                 if copies {
                     copy_bulk(unit.image, operands.images, image_bytes(K), counter);
@@ -200,7 +200,7 @@ impl Unit {
         unit
     }
 
-    /// Stores what there is to say of the gates of the warpgroup's value head. All lanes of a warp come.
+    /// Stores the prefix sums and β of the warpgroup's value head. Called by all lanes of a warp.
     ///
     /// # Safety
     /// The scales are the block's to write.
@@ -215,25 +215,26 @@ impl Unit {
         });
     }
 
-    /// Address of the sums of log decays of a value head.
+    /// Address of a value head's prefix sums of log decays.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn logs(&self, head: u32) -> u32 {
         self.scales + LOGS + head * OF_HEAD
     }
 
-    /// The solver of a value head's A.
+    /// Solver of a value head's A.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn solver(&self, head: u32) -> Solver {
         Solver(self.scratch + head * SCRATCH_BYTES)
     }
 
-    /// Stores the image in the workspace. It is there when the launch ends. All threads come.
+    /// Stores the image in the workspace; the copy is complete when the launch ends. Called by all threads.
     ///
     /// # Safety
-    /// As [`Self::new`]'s; the bytes of an image at `images` are the block's to write.
+    /// As for [`Self::new`]; the bytes of an image at `images` are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give_image<const K: u32>(&self, c: &StepConstants, images: u64) {
-        // SAFETY: the caller's promise; the image is behind a fence and a barrier, and not written before it is read.
+        // SAFETY: the caller's promise; a fence and a barrier follow the image's stores, and the image is overwritten only after
+        // it is read.
         unsafe {
             if !c.copies_in_bulk() {
                 each_part::<K>(|byte| {
@@ -245,25 +246,25 @@ impl Unit {
         }
     }
 
-    /// Makes what there is to make of the value heads, of which the second is so many bytes `behind` the first. All
-    /// threads come.
+    /// Computes T, P and factors of the value heads and stores them to `out`; the second head's are `behind` bytes after the
+    /// first's. Called by all threads.
     ///
     /// # Safety
-    /// As [`Self::new`]'s; the bytes of the heads are the block's to write.
+    /// As for [`Self::new`]; the bytes of the heads are the block's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give_heads<const K: u32>(&self, c: &StepConstants, out: impl Sink, behind: u32) {
         let tiles = Tiles::of_warp();
         let (group, own) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4);
-        // SAFETY: the caller's promise; the image and what is said of tokens is behind a barrier.
+        // SAFETY: the caller's promise; a barrier follows the stores of the image and of the tokens' scales and gates.
         unsafe {
             let products = tiles.products::<K>(self.image);
             if c.copies_in_bulk() && thread_idx_x() == 0 {
                 store_bulk_wait();
             }
-            // The image is read.
+            // All warps have read the image.
             sync_threads();
             self.weigh(tiles, products, (out, behind));
-            // Whether there is more to do is asked of an opaque number (docs/compiler.md): else the barrier has two copies.
+            // The condition uses an opaque number (docs/compiler.md), because the barrier would be compiled twice otherwise.
             sync_threads();
             if opaque(group) < self.heads {
                 let betas = Self::of_rows(self.logs(group) + BETAS, 16 * own + lane_id() / 4);
@@ -275,17 +276,17 @@ impl Unit {
         }
     }
 
-    /// f32 at `base` of tokens `row` and 8 behind.
+    /// Loads the f32 at `base` of tokens `row` and `row` + 8.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_rows(base: u32, row: u32) -> [f32; 2] {
-        // SAFETY: they were stored before a barrier.
+        // SAFETY: both were stored before a barrier.
         [row, row + 8].map(|t| f32::from_bits(unsafe { load_shared_b32(base + 4 * t) }))
     }
 
     /// Stores A, P and the factors of each value head.
     ///
     /// # Safety
-    /// As [`Self::give_heads`]'.
+    /// As for [`Self::give_heads`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn weigh(
         &self,
@@ -310,7 +311,7 @@ impl Unit {
                         let (mut a, mut p) = ([0.0; 4], [0.0; 4]);
                         each!(i in 0..4 => {
                             let (half, e) = (i / 2, i % 2);
-                            // No more than 1 where s is behind t too.
+                            // The decay is at most 1, for s > t too.
                             let decay = exp2(minimum(logs[half] - log[e], 0.0)) * of_column[e];
                             let [k, q] = [products[tile][0][i], products[tile][1][i]];
                             a[i] = k * (decay * of_keys[half]);
@@ -321,12 +322,12 @@ impl Unit {
                         Self::store_products(out, of, p);
                     }
                 });
-                // Nothing of tokens s in the upper half of 32 tokens for those t in the lower.
+                // P is 0 where t is in the lower and s in the upper 16 of the same 32 tokens.
                 if warp < 2 {
                     Self::store_products(out, (2 * warp, 4 * warp + 2), [0.0; 4]);
                     Self::store_products(out, (2 * warp, 4 * warp + 3), [0.0; 4]);
                 }
-                // By a warp that has two tiles.
+                // By a warp that has two tiles only.
                 if warp == 2 + 5 * head {
                     self.give_factors(head, out);
                 }
@@ -334,7 +335,7 @@ impl Unit {
         });
     }
 
-    /// Stores P of a tile: of 16 tokens t and 8 tokens s.
+    /// Stores a tile of P: 16 tokens t and 8 tokens s.
     ///
     /// # Safety
     /// The tile is the warp's to write.
@@ -346,11 +347,11 @@ impl Unit {
         out.store_b32(256, pack_f16x2(p[2], p[3]));
     }
 
-    /// The factors, by one warp.
+    /// Stores the factors; called by one warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_factors(&self, head: u32, out: impl Sink) {
         let lane = lane_id();
-        // SAFETY: the caller's promise; what is said of tokens was stored before a barrier.
+        // SAFETY: the caller's promise; the tokens' scales and gates were stored before a barrier.
         unsafe {
             let load = |base: u32, token: u32| f32::from_bits(load_shared_b32(base + 4 * token));
             let last = load(self.logs(head), CHUNK - 1);
@@ -368,20 +369,20 @@ impl Unit {
                 out.store_b32(byte + FACTOR_BYTES, (decay * q).to_bits());
                 out.store_b32(byte + 2 * FACTOR_BYTES, (exp2(last - log) * k).to_bits());
             });
-            // The whole line, so that no copy of it takes what nobody wrote.
+            // All lanes store it, a whole line, so that a copy of the line reads no unwritten bytes.
             out.store_b32(3 * FACTOR_BYTES, exp2(last).to_bits());
         }
     }
 }
 
-/// One warp of each group says what there is to say of gates, of different quarters of an SM.
+/// Whether this warp computes the gates: one warp of each warpgroup, on different quarters of an SM.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn says_gates() -> bool {
     let warp = thread_idx_x() / 32;
     warp == 1 || warp == 6
 }
 
-/// The gates of a chunk's tokens and a value head as they lie in memory: a lane has those of tokens `lane_id()` and 32 more.
+/// Gates of a chunk's tokens and a value head, as loaded from memory. A lane has tokens `lane_id()` and `lane_id()` + 32.
 #[derive(Clone, Copy)]
 pub struct RawChunkGates {
     g: [elements::Raw<1>; 2],
@@ -391,7 +392,7 @@ pub struct RawChunkGates {
 }
 
 impl RawChunkGates {
-    /// Of nothing.
+    /// Gates without a value.
     const NONE: Self = Self {
         g: [elements::Raw([0]); 2],
         b: [elements::Raw([0]); 2],
@@ -399,7 +400,7 @@ impl RawChunkGates {
         dt_bias: 0.0,
     };
 
-    /// Of value head `hv`.
+    /// Loads the gates of value head `hv`.
     ///
     /// # Safety
     /// `params` and `c` describe live tensors.
@@ -410,7 +411,7 @@ impl RawChunkGates {
         (span, chunk): (&Span, Chunk),
         hv: u32,
     ) -> Self {
-        // SAFETY: the caller's promise; tokens that are not there are the first instead.
+        // SAFETY: the caller's promise; the first token replaces tokens beyond the chunk.
         unsafe {
             let place = |token: u32| chunk.start + if token < chunk.count { token } else { 0 };
             let first = Self::of_token(c, params, span, place(lane_id()), hv);
@@ -423,7 +424,7 @@ impl RawChunkGates {
         }
     }
 
-    /// Of one token, which is there, twice.
+    /// Loads the gates of token `t`, which the row has, into both halves.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_token(
         c: &StepConstants,
@@ -456,7 +457,7 @@ impl RawChunkGates {
         }
     }
 
-    /// Log decay and β of both tokens.
+    /// Log decay and β of the lane's token `half`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values(&self, c: &StepConstants, half: usize) -> (f32, f32) {
         let ([g], [b]) = (
@@ -472,7 +473,7 @@ impl RawChunkGates {
         )
     }
 
-    /// Their sums. Tokens that are not there neither decay nor write. All lanes of the warp come.
+    /// Prefix sums of log decays, and β. Tokens beyond the chunk neither decay nor write. Called by all lanes of the warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums(&self, c: &StepConstants, chunk: Chunk) -> ChunkGates {
         let lane = lane_id();
@@ -500,10 +501,10 @@ impl RawChunkGates {
     }
 }
 
-/// Log decay and β of token `t` of value head `hv`.
+/// Log decay and β of token `t` for value head `hv`.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the token is there.
+/// `params` and `c` describe live tensors; the row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn gates_of(
     c: &StepConstants,
@@ -516,9 +517,9 @@ pub unsafe fn gates_of(
     unsafe { RawChunkGates::of_token(c, params, span, t, hv) }.values(c, 0)
 }
 
-/// The gates of a chunk's tokens: a lane has those of tokens `lane_id()` and 32 more.
+/// Gates of a chunk's tokens. A lane has tokens `lane_id()` and `lane_id()` + 32.
 struct ChunkGates {
-    /// Sums of log decays up to the token, in powers of two.
+    /// Prefix sums of log2 decays, up to and including the token.
     logs: [f32; 2],
     betas: [f32; 2],
 }

@@ -1,5 +1,5 @@
-//! Products of a unit's tokens, k kᵀ and q kᵀ, on tensor cores. Those wanted are of tokens s at or before t: twenty
-//! tiles of 16 tokens t and 8 tokens s, of which each of eight warps has two or three, all of the same tokens t.
+//! Products of a chunk's tokens, k kᵀ and q kᵀ, on tensor cores. Only tokens s ≤ t are needed: twenty tiles of 16 tokens t and 8
+//! tokens s. Each of eight warps has two or three tiles of the same tokens t.
 
 use super::{CHUNK, QUERIES};
 use crate::device::shared::load_matrices;
@@ -7,28 +7,28 @@ use crate::device::thread::thread_idx_x;
 use crate::device::warp::{lane_id, mma_m16n8k16_f16};
 use crate::math::each::each;
 
-/// Most tiles of a warp.
+/// Largest number of tiles of a warp.
 pub const MOST_TILES: usize = 3;
-/// Bytes of an image from 8 channels to the next.
+/// Byte stride of an image between groups of 8 channels.
 const CHANNELS: u32 = 2048;
 
-/// A lane's sums of a tile of 16 · 8 products: rows t and t + 8, two tokens s of each.
+/// A lane's sums of a 16 · 8 tile of products: rows t and t + 8, two tokens s of each.
 pub type Fragment = [f32; 4];
 
-/// The tiles of a warp: of block `rows` of 16 tokens t, and of `count` blocks of 8 tokens s from `first` on.
+/// Tiles of a warp: block `rows` of 16 tokens t, and `count` blocks of 8 tokens s from block `first` on.
 #[derive(Clone, Copy)]
 pub struct Tiles {
-    /// Which 16 tokens t.
+    /// Index of the block of 16 tokens t.
     pub rows: u32,
-    /// The first 8 tokens s.
+    /// Index of the first block of 8 tokens s.
     pub first: u32,
-    /// How many tiles.
+    /// Number of tiles.
     pub count: u32,
 }
 
 impl Tiles {
-    /// The tiles of this thread's warp, one of eight: the blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. The
-    /// warps of an SM's quarter, n and n + 4, have five.
+    /// Tiles of this thread's warp, one of eight. The four blocks of t have 2, 4, 6 and 8 tiles, for 1, 2, 2 and 3 warps. Warps n
+    /// and n + 4, which share a quarter of an SM, have five tiles together.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_warp() -> Self {
         let digit = |of: u32| of >> (thread_idx_x() / 32 * 4) & 15;
@@ -39,25 +39,25 @@ impl Tiles {
         }
     }
 
-    /// Whether tokens s of a tile are tokens t too.
+    /// Whether the tile lies on the diagonal: its tokens s are among its tokens t.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_diagonal(self, tile: usize) -> bool {
         (self.first + tile as u32) / 2 == self.rows
     }
 
-    /// The first of the lane's tokens t.
+    /// First of the lane's tokens t.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn row(self) -> u32 {
         16 * self.rows + lane_id() / 4
     }
 
-    /// The first of the lane's tokens s of a tile.
+    /// First of the lane's tokens s of a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn column(self, tile: usize) -> u32 {
         8 * (self.first + tile as u32) + lane_id() % 4 * 2
     }
 
-    /// The products of k and of q of each tile; 0 where s > t, and of k where s = t.
+    /// Products k kᵀ and q kᵀ of each tile; 0 where s > t, and for k kᵀ also where s = t.
     ///
     /// # Safety
     /// The image is in shared memory.
@@ -88,10 +88,10 @@ impl Tiles {
         products
     }
 
-    /// The products of so many tiles.
+    /// Products of `TILES` tiles.
     ///
     /// # Safety
-    /// As [`Self::products`]'.
+    /// As for [`Self::products`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn multiply<const K: u32, const TILES: usize>(
         self,
@@ -133,5 +133,5 @@ impl Tiles {
     }
 }
 
-// Tiles have a place each.
+// Each tile needs its own place in the digits of [`Tiles::of_warp`].
 const _: () = assert!(CHUNK == 64);

@@ -1,10 +1,10 @@
-//! The range of f16 factors. The tensor cores multiply R and δ in f16, which holds magnitudes from 2⁻²⁴ to 65,504. A
-//! warp has 16 rows of the state, and looks at its R of every token of a chunk. From the first token that f16 does not
-//! hold well, the warp works its rows token by token in f32 ([`super::chain`]).
+//! Range checks of f16 factors. The tensor cores multiply R and δ in f16, which holds magnitudes from 2⁻²⁴ to 65,504. A warp has
+//! 16 rows of the state, and checks its R of every token of a chunk. From the first token on that f16 does not hold well, the
+//! warp processes its rows token by token in f32 ([`super::chain`]).
 //!
-//! The intra-chunk pass bounds what the triangular system amplifies: Σ |T_ts| of a token, over each block of 16 tokens s, times the
-//! scale of k is below [`MOST_GAIN`] / 4, or the token's factor of S k̂ᵀ is NaN ([`super::solve`]). So is R of that token then. With |R| below
-//! `LARGEST` neither δ nor what δ becomes for the state reaches 65,504.
+//! The intra-chunk pass bounds the amplification by the triangular system: for each token, Σ |T_ts| over each block of 16 tokens
+//! s, times the scale of k, is below [`MOST_GAIN`] / 4; otherwise the token's factor of S k̂ᵀ is NaN ([`super::solve`]), and so
+//! is its R. With |R| below `LARGEST`, neither δ nor δ times its factor for the state reaches 65,504.
 //!
 //! The rule for a token depends on that token, on tokens before it and on the state before the chunk. So no output
 //! depends on later tokens.
@@ -15,23 +15,24 @@ use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_ballot, warp_shuff
 use crate::math::each::each;
 use crate::math::power;
 
-/// Most of Σ_s |T_ts| times half the scale of k: with `LARGEST`, 768 · 40 · 2 < 65,504.
+/// Upper bound of Σ_s |T_ts| times half the scale of k: with `LARGEST`, 768 · 40 · 2 < 65,504.
 pub const MOST_GAIN: f32 = 40.0;
-/// Most of the scales of k and q, without which their length is near 1. Their product bounds P: 64 · 512 < 65,504.
+/// Upper bound of the scale of k. Without scales the lengths of k and q are near 1, so with [`MOST_QUERY`] P is bounded by 64 ·
+/// 512 < 65,504.
 pub const MOST_KEY: f32 = 64.0;
-/// See [`MOST_KEY`].
+/// Upper bound of the scale of q: see [`MOST_KEY`].
 pub const MOST_QUERY: f32 = 512.0;
-/// Bits of the f16 768, the least |R| that is too large.
+/// Bits of the f16 768, the smallest |R| that is too large.
 const LARGEST: u32 = 0x6200;
-/// Bits of the f16 2⁻⁹. Tokens whose |R| is below in all rows are too small, if the state is `SMALL_STATE`.
+/// Bits of the f16 2⁻⁹. A token whose |R| is below it in all rows is too small, if the state is below `SMALL_STATE`.
 const SMALLEST: u32 = 0x1800;
-/// A state without a larger element is small: where R is small too, nothing else of an output is not.
+/// A state whose elements are all below this is small. If R is small too, every part of o is small.
 const SMALL_STATE: f32 = 1.0 / 2048.0;
-/// Bits of an f16 one of which each has that is 2⁻¹¹ or more, but for its sign.
+/// Exponent bits of an f16; one of them is set if the magnitude is 2⁻¹¹ or more.
 const NOT_SMALL: u32 = 0x7000;
 /// Bits of an infinite f16.
 const INFINITE: u32 = 0x7c00;
-/// The sign of both halves of a word.
+/// Sign bits of both halves of a word.
 const SIGNS: u32 = 0x8000_8000;
 
 /// The same number in both halves of a word.
@@ -39,47 +40,47 @@ const fn both(x: u32) -> u32 {
     x << 16 | x
 }
 
-/// The sign bits of halves that are at least `least`, of magnitudes.
+/// Sign bits of the halves that are at least `least`; both are magnitudes.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn at_least(magnitudes: u32, least: u32) -> u32 {
     magnitudes.wrapping_add(both(0x8000 - least)) & SIGNS
 }
 
-/// The first of this lane's tokens 8 j and 8 j + 1, j = 0 .. 8, whose rows lane / 4 and lane / 4 + 8 it has. All lanes of the
-/// warp come.
+/// First of the lane's tokens: it has 8 j + this and the next, j = 0 .. 8, for rows lane / 4 and lane / 4 + 8. Called by all
+/// lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn own_token() -> u32 {
     opaque(lane_id()) % 4 * 2
 }
 
-/// Σ x² over a thread's words, half by half, in f16: infinite or NaN where an |x| is 256 or more, or NaN.
+/// Σ x² over a thread's words, for each half separately, in f16: infinite or NaN if some |x| is 256 or more, or NaN.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn squares(words: &[u32; 16]) -> u32 {
-    // Two sums, neither of which waits for the last of the other.
+    // Two independent sums, so that neither waits for the other's last addition.
     let mut sums = [0; 2];
     each!(i in 0..16 => sums[i % 2] = fma_f16x2(words[i], words[i], sums[i % 2]));
     add_f16x2(sums[0], sums[1])
 }
 
-/// Whether the warp's rows of the state, rounded, may be small in all elements: two channels of a row in every lane are, of
-/// all rows and eight channels. All lanes of the warp come, and have the answer.
+/// Whether all elements of the warp's rows of the state may be small: two f16 elements of each lane (`word`) are below 2⁻¹¹. A
+/// sample of eight channels. Called by all lanes of the warp; all get the result.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn is_small(word: u32) -> bool {
     warp_ballot(word & both(NOT_SMALL) != 0) == 0
 }
 
-/// Whether a thread's words of R may be large: one is 256 or more, or NaN. Not all that are [`first_outside`] finds outside.
+/// Whether a thread's words of R may be large: true if a magnitude is 256 or more, or NaN. [`first_outside`] may find tokens
+/// outside without it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn may_be_large(r: &[u32; 16]) -> bool {
     at_least(squares(r) & !SIGNS, INFINITE) != 0
 }
 
-/// The first token of the chunk whose R f16 does not hold, of the warp's 16 rows, with the state `s` of before the chunk,
-/// which may be [small](is_small); [`CHUNK`] if there is none, as there is none where no thread's R
-/// [may be large](may_be_large) and the state is not small. R of that token and of those behind it becomes 0. All lanes of
-/// the warp come, and have the answer.
+/// First token of the chunk whose R f16 does not hold in the warp's 16 rows; [`CHUNK`] if f16 holds all. `s` is the state before
+/// the chunk, which may be [small](is_small). If no thread's R [may be large](may_be_large) and the state is not small, the
+/// result is [`CHUNK`]. Sets R of that token and of later tokens to 0. Called by all lanes of the warp; all get the result.
 ///
-/// Words 2 j and 2 j + 1 of `r` are of rows lane / 4 and lane / 4 + 8, each of tokens 8 j + lane % 4 · 2 and the next.
+/// Words 2 j and 2 j + 1 of `r` belong to rows lane / 4 and lane / 4 + 8, each to tokens 8 j + lane % 4 · 2 and the next.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn first_outside<const K: u32>(
     r: &mut [u32; 16],
@@ -95,12 +96,12 @@ pub fn first_outside<const K: u32>(
     first
 }
 
-/// Whether f16 holds the R of every token of the chunk, of the warp's 16 rows; or whether [`search`] has to look. All
-/// lanes of the warp come, and have the answer.
+/// Whether f16 holds R of every token of the chunk in the warp's 16 rows; if not, [`search`] must look. Called by all lanes of
+/// the warp; all get the result.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn holds(r: &[u32; 16], is_small: bool, count: u32) -> bool {
     let mut large = 0;
-    // Bit 15 − j of the first token of word j, bit 31 − j of the second.
+    // Bit 15 − j for the first token of word j, bit 31 − j for the second.
     let mut tokens = 0;
     let mut j = 0;
     while j < 8 {
@@ -126,21 +127,21 @@ fn holds(r: &[u32; 16], is_small: bool, count: u32) -> bool {
     warp_ballot(is_outside) == 0
 }
 
-/// The largest of the lanes' words `mask` apart, half by half.
+/// Larger of the words of two lanes, `mask` apart, for each half separately.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn larger_of_lanes(word: u32, mask: u32) -> u32 {
     let other = warp_shuffle_xor(f32::from_bits(word), mask).to_bits();
     larger_f16x2(word, other)
 }
 
-/// The larger of the lanes' numbers `mask` apart.
+/// Larger of the numbers of two lanes, `mask` apart.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn maximum_of_lanes(x: u32, mask: u32) -> u32 {
     let other = warp_shuffle_xor(f32::from_bits(x), mask).to_bits();
     if other > x { other } else { x }
 }
 
-/// Bits of the largest magnitude of o of the warp's rows, of which the lane has two, times `size`.
+/// Bits of the largest magnitude of o, times `size`, over the warp's 16 rows; the lane has two of them.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn largest_of_rows(o: [f32; 2], size: f32) -> u32 {
     let [a, b] = o.map(|o| o.to_bits() & 0x7fff_ffff);
@@ -153,7 +154,7 @@ fn largest_of_rows(o: [f32; 2], size: f32) -> u32 {
     (f32::from_bits(largest) * size).to_bits()
 }
 
-/// The token that [`first_outside`] looks for.
+/// Searches the token of [`first_outside`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
     let lane = opaque(lane_id());
@@ -187,7 +188,7 @@ fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
             own[j / 4] = half;
         }
     });
-    // The largest up to each token.
+    // Prefix maximum over the tokens.
     let mut step = 1;
     while step < 32 {
         let before = own.map(|x| of_lane(x, (lane + 32 - step) % 32));
@@ -205,7 +206,7 @@ fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
     while half > 0 {
         half -= 1;
         let most = own[half];
-        // What is 0 may have been too small.
+        // An R of 0 may have been too small for f16.
         let is_outside = most >= LARGEST || (is_small && most < SMALLEST);
         let outside = warp_ballot(is_outside && lane + 32 * (half as u32) < count);
         if outside != 0 {
@@ -215,7 +216,7 @@ fn search<const K: u32>(s: &[f32; 64], r: &[u32; 16], count: u32) -> u32 {
     first
 }
 
-/// Zeros for the tokens from `first` on, of words that are as those of [`first_outside`]. All lanes of the warp come.
+/// Clears the tokens from `first` on, in words laid out as in [`first_outside`]. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn clear_from(words: &mut [u32; 16], first: u32) {
     let own = own_token();
@@ -228,8 +229,8 @@ pub fn clear_from(words: &mut [u32; 16], first: u32) {
     });
 }
 
-/// Whether f16 holds o times `size` of all tokens; not always where one is 256 or more. All lanes of the warp come, and have
-/// the answer.
+/// Whether f16 holds o times `size` of all tokens. Conservative: false if a product is 256 or more, even one that f16 holds.
+/// Called by all lanes of the warp; all get the result.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn holds_output(o: &[f32; 32], size: f32) -> bool {
     let words: [u32; 16] =
@@ -237,9 +238,9 @@ pub fn holds_output(o: &[f32; 32], size: f32) -> bool {
     warp_ballot(at_least(squares(&words) & !SIGNS, INFINITE) != 0) == 0
 }
 
-/// Scales o of the tokens from `first` on, or from the first on that f16 does not hold times `size`, by a power of two each,
-/// so that the largest of the warp's 16 rows times `size` is between 1 and 2. `give` gets such a token with what takes the
-/// power back, once in a warp. Returns the first of these tokens. All lanes of the warp come.
+/// Scales o of each token from `first` on by a power of two; or from an earlier token on, if f16 does not hold its o times
+/// `size`. The largest of the warp's 16 rows times `size` is then between 1 and 2. Calls `give` once in the warp with each such
+/// token and the inverse power. Returns the first of these tokens. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32, f32)) -> u32 {
     const MOST: u32 = 65504.0f32.to_bits();
@@ -248,7 +249,7 @@ pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32,
     let mut first = first;
     each!(i in 0..16 => {
         let at = 4 * (i / 2) + i % 2;
-        // One token after the other: all at once take registers that there are not.
+        // One token after the other: all in one pass take more registers than are free.
         sync_warp(FULL_MASK);
         if largest_of_rows([o[at], o[at + 2]], size) > MOST && token(i) < first {
             first = token(i);
@@ -274,8 +275,8 @@ pub fn scale_output(o: &mut [f32; 32], size: f32, first: u32, give: impl Fn(u32,
     first
 }
 
-/// o of rows lane / 4 and lane / 4 + 8 of a token, scaled as [`scale_output`] does, and what takes that back. All lanes of the
-/// warp come.
+/// Scales o of rows lane / 4 and lane / 4 + 8 of a token as in [`scale_output`]; also returns the inverse power. Called by all
+/// lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn scale_token(o: [f32; 2], size: f32) -> ([f32; 2], f32) {
     let largest = largest_of_rows(o, size);

@@ -1,4 +1,4 @@
-//! Which tokens are a row's, and which of them are a chunk's.
+//! Which tokens belong to a row, and which of them to a chunk.
 
 use super::{CHUNK, of_lane, units};
 use crate::device::warp::{lane_id, warp_ballot, warp_shuffle_idx};
@@ -8,34 +8,34 @@ use crate::math::reduce::butterfly_sum;
 use crate::state::slot_of;
 use crate::step::{PrefillParams, StepConstants};
 
-/// The tokens of a row.
+/// Tokens of a row.
 #[derive(Clone, Copy)]
 pub struct Span {
-    /// The row.
+    /// Index of the row.
     pub b: u32,
-    /// How many tokens.
+    /// Number of tokens.
     pub count: u32,
-    /// Tokens of the sequence before them.
+    /// Tokens of the sequence before the row's first.
     pub position: u64,
-    /// First of them among the packed tokens; 0 where tensors are dense.
+    /// First token among the packed ones; 0 with dense tensors.
     first: u64,
-    /// The first unit.
+    /// Workspace index of the row's first chunk of more than one token.
     units: u64,
-    /// Whether they are where the lengths say, and no more than a row may have; else there are none.
+    /// Whether the lengths are consistent and no larger than a row may have; if not, the row has no tokens.
     pub live: bool,
 }
 
 /// Consecutive tokens of a row.
 #[derive(Clone, Copy)]
 pub struct Chunk {
-    /// The first.
+    /// First token.
     pub start: u32,
-    /// How many.
+    /// Number of tokens.
     pub count: u32,
 }
 
 impl Span {
-    /// The span of no row.
+    /// Span of no row.
     const NONE: Self = Self {
         b: 0,
         count: 0,
@@ -51,7 +51,7 @@ impl Span {
         let step = &params.layer.step;
         let (mut count, mut first, mut live) = (params.tokens, 0, true);
         let mut begin = b as u64 * params.tokens as u64;
-        // SAFETY: the caller's promise; there are B + 1 of the one and B of the other.
+        // SAFETY: the caller's promise; `cu_seqlens` has B + 1 entries and `positions` has B.
         let position = unsafe {
             if c.cu_seqlens_index != 0 {
                 let at = |i| slot_of(step.cu_seqlens, c.cu_seqlens_index, i, 0);
@@ -74,7 +74,7 @@ impl Span {
         }
     }
 
-    /// The span of another lane, of a row that is there and has tokens. All lanes of the warp come.
+    /// Span held by another lane, of a row that exists and has tokens. Called by all lanes of the warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_lane(&self, c: &StepConstants, params: &PrefillParams, lane: u32) -> Self {
         let b = of_lane(self.b, lane);
@@ -82,7 +82,7 @@ impl Span {
         if c.positions_index != 0 {
             position = long(halves(self.position).map(|half| of_lane(half, lane)));
         }
-        // A packed token's number.
+        // The index of a packed token fits in 32 bits.
         let first = of_lane(self.first as u32, lane) as u64;
         let begin = if c.cu_seqlens_index != 0 {
             first
@@ -99,14 +99,14 @@ impl Span {
         }
     }
 
-    /// In words, of one that is live.
+    /// The span in words; the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn words(&self) -> [[u32; 4]; 2] {
         let [a, b, c] = [self.position, self.first, self.units].map(halves);
         [[self.b, self.count, a[0], a[1]], [b[0], b[1], c[0], c[1]]]
     }
 
-    /// From [`Self::words`].
+    /// Restores a span from [`Self::words`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_words([[b, count, low, high], rest]: [[u32; 4]; 2]) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Span {
         }
     }
 
-    /// The packed or dense number of the row's first token among those of all rows.
+    /// Index of the row's first token among the tokens of all rows, packed or dense.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn begin(&self, c: &StepConstants, params: &PrefillParams) -> u64 {
         if c.cu_seqlens_index != 0 {
@@ -129,7 +129,8 @@ impl Span {
         }
     }
 
-    /// Token of the row at which its part in the `i`-th split begins, where it begins in split 0; the row's end if it has none.
+    /// Token of the row at which split `i` begins, clamped to the row; splits are counted from the one that has the row's first
+    /// token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn split_edge(&self, every: u32, i: u32) -> u32 {
         let (_, before) = divided_long(self.position, every);
@@ -137,8 +138,8 @@ impl Span {
         edge.saturating_sub(before).min(self.count as u64) as u32
     }
 
-    /// The row's part in the `i`-th split from its begin on, as a row of its own: see [`super::split`]. It has no tokens if the row does
-    /// not reach that split.
+    /// The row's part in split `i` (counted from the split that has the row's first token), as a row of its own: see
+    /// [`super::split`]. The part has no tokens if the row does not reach that split.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn split(&self, every: u32, i: u32) -> Self {
         let (start, end) = (self.split_edge(every, i), self.split_edge(every, i + 1));
@@ -157,8 +158,8 @@ impl Span {
         }
     }
 
-    /// The row that this is a part of, if it `is_split`, up to its end, and the number in it of token `t` of the part. Its units are those of
-    /// the part.
+    /// If the span `is_split`, a part of a row: the span moved back to the row's start, and the index in it of the part's token
+    /// `t`. Its count and workspace index stay those of the part.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn in_row(
         self,
@@ -179,20 +180,20 @@ impl Span {
         (row, before + t)
     }
 
-    /// Whether the row goes on to the end of the `i`-th split from its begin on.
+    /// Whether the row reaches the end of split `i`, counted from the split that has the row's first token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn ends_split(&self, every: u32, i: u32) -> bool {
         let (_, before) = divided_long(self.position, every);
         (i as u64 + 1) * every as u64 <= before + self.count as u64
     }
 
-    /// Tokens between the last multiple of [`CHUNK`] and the first.
+    /// Tokens of the sequence between the last multiple of [`CHUNK`] and the row's first token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn phase(&self) -> u32 {
         self.position as u32 % CHUNK
     }
 
-    /// Whether token `t`, the first or the last, is a chunk of its own.
+    /// Whether token `t`, the first or the last, is a chunk of one token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_by_itself(&self, t: u32) -> bool {
         let place = (self.phase() + t) % CHUNK;
@@ -203,13 +204,13 @@ impl Span {
         begins && ends
     }
 
-    /// The unit of the first chunk from `j` on that may have one.
+    /// Workspace index of the first chunk of more than one token from chunk `j` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit_from(&self, j: u32) -> u64 {
         self.units + j.saturating_sub(self.skipped()) as u64
     }
 
-    /// Chunk `j`; empty behind the last.
+    /// Chunk `j`; empty after the last one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn chunk(&self, j: u32) -> Chunk {
         let edge = |j: u32| (j * CHUNK).saturating_sub(self.phase()).min(self.count);
@@ -219,25 +220,25 @@ impl Span {
         }
     }
 
-    /// Whether the first chunk is a single token before an edge, and so no unit.
+    /// 1 if the first chunk is a single token before a multiple of [`CHUNK`], which has no place in the workspace.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn skipped(&self) -> u32 {
         (self.phase() == CHUNK - 1) as u32
     }
 
-    /// The unit of chunk `j`, which has one.
+    /// Workspace index of chunk `j`, which has more than one token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit(&self, j: u32) -> u64 {
         self.units + (j - self.skipped()) as u64
     }
 
-    /// The unit of a chunk that has one.
+    /// Workspace index of a chunk of more than one token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn unit_of(&self, chunk: Chunk) -> u64 {
         self.unit((self.phase() + chunk.start) / CHUNK)
     }
 
-    /// The chunk whose unit this is, if it is of this row.
+    /// Chunk with workspace index `unit`, if it belongs to this row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunk_of(&self, unit: u64) -> Option<u32> {
         let j = unit
@@ -247,7 +248,7 @@ impl Span {
         (unit >= self.units && j < chunks && self.chunk(j as u32).count > 1).then_some(j as u32)
     }
 
-    /// How many units it has.
+    /// Number of chunks of more than one token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn count_of_units(&self) -> u32 {
         if self.count <= 1 {
@@ -267,27 +268,27 @@ impl Span {
     }
 }
 
-/// The low and the high half.
+/// Low and high half.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
 }
 
-/// From its [`halves`].
+/// Joins [`halves`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn long([low, high]: [u32; 2]) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// Most rows whose blocks come in an order of their own, where all of them are a chain's.
+/// Largest number of rows for which blocks take the long rows first.
 const MOST_IN_TURN: u32 = 1024;
 
-/// The row of a turn that has none. A number in place of an `Option`: docs/compiler.md, One value, not two.
+/// Returned for a turn without a row. A number in place of an `Option`: docs/compiler.md, One value, not two.
 pub const NO_ROW: u32 = u32::MAX;
 
-/// The row that the turn is of, if there is one: of packed rows those of more tokens than the mean come first, since what takes
-/// longest is to begin first; else all are in order. Where rows of one token are another launch's, only those of more have a
-/// turn. Each warp looks for itself.
+/// Row of a turn, or [`NO_ROW`]. Packed rows with more tokens than the mean come first, because the longest rows should start
+/// first; all other rows are in order. If rows of one token have their own launch, only longer rows have a turn. Each warp
+/// searches for itself.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) -> u32 {
     let rows = params.rows;
@@ -318,7 +319,7 @@ pub unsafe fn row_in_turn(c: &StepConstants, params: &PrefillParams, turn: u32) 
     unsafe { nth_row(c, params, is_longer, before) }
 }
 
-/// The row before which there are so many of the longer ones, or of the others.
+/// The row that `before` of the longer rows precede; or of the other rows, if not `is_longer`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn nth_row(
     c: &StepConstants,
@@ -346,8 +347,8 @@ unsafe fn nth_row(
     NO_ROW
 }
 
-/// Which of the 32 rows from `first` on have more tokens than the mean, or than one where those of one are another launch's: a
-/// bit of each.
+/// Bit mask of the rows among the 32 from `first` on that have more tokens than the mean; or more than one, if rows of one token
+/// have their own launch.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the rows are packed.
@@ -367,11 +368,10 @@ unsafe fn longer_rows(c: &StepConstants, params: &PrefillParams, first: u32) -> 
     warp_ballot(longer)
 }
 
-/// The row that has this place of a unit in the workspace, and its chunk; places between rows are nobody's. Each warp looks for
-/// itself.
+/// Row and chunk with workspace index `unit`, if any; indices between rows belong to no row. Each warp searches for itself.
 ///
-/// For KDA's intra-chunk pass, in place of [`row_of`]: behind that one ptxas loads two runs of log decays where they
-/// are used first, behind products (8x1024: +8 %).
+/// KDA's intra-chunk pass uses this in place of [`row_of`], because after [`row_of`] ptxas moves two loads of log decays down to
+/// their first use, after products (8x1024: +8 %).
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Option<(Span, u32)> {
     if params.rows == 1 {
@@ -381,7 +381,7 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
     let mut first = 0;
     while first < params.rows {
         let b = first + lane_id();
-        // A row and one: more than a grid has are exact in f32.
+        // Row index + 1; f32 is exact beyond the number of rows of a grid.
         let mut found = [0.0f32];
         if b < params.rows {
             let span = Span::load(c, params, b);
@@ -400,8 +400,8 @@ pub unsafe fn row_at(c: &StepConstants, params: &PrefillParams, unit: u64) -> Op
     None
 }
 
-/// The row that the `n`-th of all units is of, or that from the last one on, and its chunk: whose place in the workspace is
-/// [`Span::unit`]'s. Each warp looks for itself.
+/// Row and chunk of the `n`-th chunk of more than one token, counted from the first row or, with `FROM_LAST`, from the last. Its
+/// workspace index is [`Span::unit`]. Each warp searches for itself.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn row_of<const FROM_LAST: bool>(
     c: &StepConstants,
@@ -409,7 +409,7 @@ pub unsafe fn row_of<const FROM_LAST: bool>(
     mut n: u32,
 ) -> Option<(Span, u32)> {
     let mut first = 0;
-    // A row by itself needs no search.
+    // A single row needs no search.
     if params.rows > 1 {
         loop {
             if first >= params.rows {

@@ -1,9 +1,9 @@
-//! A chunk of one token: what a decode does with an f32 state, sum by sum in its order, from a state that lies as
-//! [`super::state::Places`] has it.
+//! A chunk of one token: the computation of a decode with an f32 state, with sums in the same order, on a state laid out as in
+//! [`super::state::Places`].
 //!
-//! K-last: K/8 lanes, l of which has channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then the farthest
-//! lanes first; of K = 96 four lanes, l of which has channels 16 i + 4 l .. 16 i + 4 l + 4, i = 0 .. 6. V-last: pairs
-//! of channels, then neighbours first.
+//! Order of the sums, K-last: K/8 lanes; lane l adds channels 4 l .. 4 l + 4 and K/2 + 4 l .. K/2 + 4 l + 4 in order, then lanes
+//! are added, the farthest first. With K = 96, four lanes; lane l adds channels 16 i + 4 l .. 16 i + 4 l + 4, i = 0 .. 6. V-last:
+//! pairs of channels, then neighbours first.
 
 use super::convolution::{ConvInputs, channel_of, channel_of_values};
 use super::opaque;
@@ -32,12 +32,12 @@ pub struct Source<'a> {
     address: u64,
     element: u32,
     with: (&'a StepConstants, &'a PrefillParams),
-    /// Its K values in shared memory, where they are convolved.
+    /// Address of its K values in shared memory, if they are convolved.
     staged: u32,
 }
 
 impl<'a> Source<'a> {
-    /// k and q of token `t` of query/key head `h`; `staged` is where [`stage`] left them, of `dim` channels each.
+    /// k and q of token `t` for query/key head `h`; `staged` is where [`stage`] stored them, `dim` channels each.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(
         ((c, params), span): ((&'a StepConstants, &'a PrefillParams), &Span),
@@ -61,10 +61,10 @@ impl<'a> Source<'a> {
         [k, q]
     }
 
-    /// `N` channels from `first` on.
+    /// Loads `N` channels from `first` on.
     ///
     /// # Safety
-    /// The token is there.
+    /// The row has the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<const N: usize>(self, first: u32) -> [f32; N] {
         let address = self.address + (first * elements::bytes_of(self.element)) as u64;
@@ -93,7 +93,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Σ s x over the channels of both rows of a thread, in the order of the layout. All lanes come, and have the sums.
+/// Σ s x over the channels of both rows of a thread, in the order of the layout. Called by all lanes; all get the sums.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [f32; 2] {
     let at = |half: usize, j: usize| {
@@ -109,7 +109,8 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
             continue;
         }
         let mut parts = [0.0f32; 16];
-        // In runs of neighbours, then between these: K-last has two channels in each of two lanes, twice.
+        // First within runs of neighbouring channels, then over the runs. K-last: a run is spread over two lanes with two
+        // channels each, twice.
         let mut count = K as usize / 8;
         if V_LAST {
             let mut j = 0;
@@ -143,7 +144,7 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
                 count /= 2;
                 each!(j in 0..count => parts[j] += parts[j + count]);
             }
-            // The lanes with an odd c have whole runs.
+            // Lanes with an odd c have the sums of whole runs.
             let sum = parts[0] + warp_shuffle_xor(parts[0], 2);
             let other = warp_shuffle_xor(sum, 1);
             sums[half] = if lane_id() % 2 == 1 { sum } else { other };
@@ -153,7 +154,7 @@ fn products<const K: u32, const V_LAST: bool>(s: &[f32; 64], x: &[f32; 32]) -> [
     sums
 }
 
-/// The same of a row with K = 96, of whose 12 times 8 channels `at` gives this thread's two and x's.
+/// The same for a row with K = 96: `at` returns this thread's two channels of each of 12 groups of 8, and x's.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])) -> f32 {
     if V_LAST {
@@ -165,7 +166,8 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
         });
         return sum;
     }
-    // A lane has two channels in each of two lanes, in every second of the twelve: lanes 0 and 1 in the even ones.
+    // A decode's lane has two channels in each of two lanes here, in every second of the twelve groups: lanes 0 and 1 in the even
+    // groups.
     let mut parts = [0.0f32; 2];
     each!(j in 0..12 => {
         let (s, x) = at(j);
@@ -177,18 +179,18 @@ fn product_of_k96<const V_LAST: bool>(at: impl Fn(usize) -> ([f32; 2], [f32; 2])
         };
         parts[j % 2] = more(warp_shuffle_xor(more(before), 1));
     });
-    // The lanes with an odd c have whole runs.
+    // Lanes with an odd c have the sums of whole runs.
     let part = parts[0] + parts[1];
     let sum = part + warp_shuffle_xor(part, 2);
     let other = warp_shuffle_xor(sum, 1);
     if lane_id() % 2 == 1 { sum } else { other }
 }
 
-/// Powers of two that k and q are multiplied by, and what they have then: Σk², Σq² and k·q, in the order of the layout.
-/// The powers are 1 unless a sum of squares is infinite and `l2norm` divides by its root. All lanes come.
+/// Powers of two by which k and q are multiplied, and the sums after that: Σk², Σq² and k·q, in the order of the layout. The
+/// powers are 1 unless a sum of squares is infinite and `l2norm` divides by its root. Called by all lanes.
 ///
 /// # Safety
-/// The token is there.
+/// The row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn norms_of<const K: u32, const V_LAST: bool>(
     l2norm: bool,
@@ -214,10 +216,10 @@ unsafe fn norms_of<const K: u32, const V_LAST: bool>(
     }
 }
 
-/// Σk², Σq² and k·q of k and q times these powers.
+/// Σk², Σq² and k·q, where k and q are multiplied by `powers`.
 ///
 /// # Safety
-/// The token is there.
+/// The row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn sums_of<const K: u32, const V_LAST: bool>(
     [k, q]: [Source<'_>; 2],
@@ -250,7 +252,7 @@ unsafe fn sums_of<const K: u32, const V_LAST: bool>(
 /// The same with K = 96.
 ///
 /// # Safety
-/// The token is there.
+/// The row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn sums_of_k96<const V_LAST: bool>(
     [k, q]: [Source<'_>; 2],
@@ -262,7 +264,7 @@ unsafe fn sums_of_k96<const V_LAST: bool>(
     let mut sums = [0.0; 3];
     each!(i in 0..count => {
         let (mut own_k, mut own_q) = ([0.0; 4], [0.0; 4]);
-        // Of V-last, eight lanes have none.
+        // V-last: eight lanes have no channels.
         if first < 96 {
             own_k = times(k.load::<4>(first + step * i), powers[0]);
             own_q = times(q.load::<4>(first + step * i), powers[1]);
@@ -276,16 +278,16 @@ unsafe fn sums_of_k96<const V_LAST: bool>(
     butterfly_sum(sums, 1, if V_LAST { 32 } else { 4 })
 }
 
-/// Bytes of what [`stage`] stores.
+/// Bytes that [`stage`] stores.
 pub const fn staged_bytes(k: u32) -> u32 {
     8 * k
 }
 
-/// Convolves q and k of token `t` and query/key head `h`, to `staged` in shared memory: those of the `threads` that come.
-/// A barrier follows.
+/// Convolves q and k of token `t` and query/key head `h` to `staged` in shared memory. The calling `threads` threads share the
+/// channels. A barrier must follow.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the token is there; the bytes are these threads' to write.
+/// `params` and `c` describe live tensors; the row has the token; the bytes are these threads' to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn stage<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
@@ -306,16 +308,16 @@ pub unsafe fn stage<const K: u32>(
     }
 }
 
-/// KDA: the decay of a key channel, of what is given for it.
+/// KDA: the decay of a key channel, from its gate's inputs.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn decay_of(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     gate::exp(log_decay(c, x, a_log, dt_bias))
 }
 
-/// KDA: decays the rows, of which a lane has channels 8 j + 2 c and the next.
+/// KDA: decays the rows; a lane has channels 8 j + 2 c and the next.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the token is there.
+/// `params` and `c` describe live tensors; the row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn decay_channels<const K: u32>(
     (c, params): (&StepConstants, &PrefillParams),
@@ -346,10 +348,10 @@ unsafe fn decay_channels<const K: u32>(
     });
 }
 
-/// v of token `t` and value head `hv`, in f32: of the channel that row `row` of the state is for.
+/// v of token `t` and value head `hv` in f32, for the channel of row `row` of the state.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the token is there.
+/// `params` and `c` describe live tensors; the row has the token.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn value_of<const K: u32, const V: u32>(
     (c, params): (&StepConstants, &PrefillParams),
@@ -367,11 +369,11 @@ pub unsafe fn value_of<const K: u32, const V: u32>(
     v
 }
 
-/// Advances the rows by token `t`; `row` is the first of this thread's two rows of the state, `staged`
-/// what [`stage`] stored where there is a convolution; v is 0 where there are no values. Returns o of both.
+/// Advances the rows by token `t` and returns o of both. `row` is the first of this thread's two rows of the state; `staged` is
+/// what [`stage`] stored, if there is a convolution. Without values, v is 0.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the token is there; all lanes of the warp come.
+/// `params` and `c` describe live tensors; the row has the token; all lanes of the warp call this.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn advance<const K: u32, const V: u32, const V_LAST: bool>(
     (c, params, per_channel): (&StepConstants, &PrefillParams, bool),
@@ -381,7 +383,7 @@ pub unsafe fn advance<const K: u32, const V: u32, const V_LAST: bool>(
     s: &mut [f32; 64],
     ((row, staged), has_values): ((u32, u32), bool),
 ) -> [f32; 2] {
-    // Opaque (docs/compiler.md): addresses are not kept from chunk to chunk.
+    // Opaque (docs/compiler.md), so that addresses are not kept from chunk to chunk.
     let lane = opaque(lane_id());
     let [k, q] = Source::of(((c, params), span), (of.h, t), (staged, K));
     let (powers, norms) = norms_of::<K, V_LAST>(c.l2norm != 0, [k, q], lane);

@@ -1,6 +1,6 @@
-//! A row of one token on K-last states with K = 64 or 128: what [`super::single`] does, sum by sum, with the lanes of a
-//! decode. A block has a value head, a warp 16 rows of its state, and K/8 lanes one of them: l has four channels from
-//! 4 l on, and four from K/2 + 4 l on.
+//! A row of one token on K-last states with K = 64 or 128: the computation of [`super::single`] with the same order of sums, but
+//! with the lanes of a decode. A block has a value head, a warp 16 rows of its state, K/8 lanes one of these rows: lane l has the
+//! four channels from 4 l on and the four from K/2 + 4 l on.
 
 use super::channels::beta_of;
 use super::convolution::{ConvInputs, channel_of_values};
@@ -30,12 +30,12 @@ use crate::row::Row;
 use crate::state::{B16, F32, Head, StateElement};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Rows of a warp.
+/// Rows of a state per warp.
 const OF_WARP: u32 = 16;
-/// Most rows of a lane.
+/// Largest number of rows of a lane.
 const MOST: usize = 8;
 
-/// Shared memory: q, k and v of the token, where they are convolved, and a word of each warp for a norm.
+/// Bytes of shared memory: q, k and v of the token, if they are convolved, and a word for each warp for the norm.
 pub const fn shared_bytes(k: u32, v: u32) -> u32 {
     128 + staged_bytes(k) + 4 * v + v / 4
 }
@@ -43,12 +43,12 @@ pub const fn shared_bytes(k: u32, v: u32) -> u32 {
 /// 8 channels of each of a lane's rows.
 type StateRows = [[f32; 8]; MOST];
 
-/// Which rows and channels are a lane's.
+/// Rows and channels of a lane.
 #[derive(Clone, Copy)]
 struct Own<const K: u32> {
-    /// The first row; others are [`Self::APART`] from each other.
+    /// First row; the others follow at distances of [`Self::APART`].
     row: u32,
-    /// The first channel of both halves.
+    /// First channel in each half of K.
     channel: u32,
 }
 
@@ -65,17 +65,17 @@ impl<const K: u32> Own<K> {
         }
     }
 
-    /// Address of the lane's part of its `i`-th row, of half 0 or 1.
+    /// Address of the lane's four channels in its row `i`, in half 0 or 1.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn at<S: StateElement>(self, head: Head, i: usize, half: u32) -> u64 {
         let first = head.address + ((self.row * K + self.channel) * S::BYTES) as u64;
         first + ((i as u32 * Self::APART * K + half * K / 2) * S::BYTES) as u64
     }
 
-    /// Zeros where not `live`.
+    /// Loads the lane's elements; zeros unless `live`.
     ///
     /// # Safety
-    /// Where `live`, `head` is in global memory, and no other thread writes these elements.
+    /// If `live`, `head` is in global memory, and no other thread writes these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> StateRows {
         if c.state_f32 != 0 {
@@ -86,7 +86,7 @@ impl<const K: u32> Own<K> {
     }
 
     /// # Safety
-    /// As [`Self::load`]'s.
+    /// As for [`Self::load`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_of<S: StateElement>(
         self,
@@ -119,8 +119,10 @@ impl<const K: u32> Own<K> {
         s
     }
 
+    /// Stores the lane's elements.
+    ///
     /// # Safety
-    /// `head` is in global memory, and no other thread touches these elements.
+    /// `head` is in global memory, and no other thread accesses these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store(self, c: &StepConstants, head: Head, s: &StateRows) {
         if c.state_f32 != 0 {
@@ -131,7 +133,7 @@ impl<const K: u32> Own<K> {
     }
 
     /// # Safety
-    /// As [`Self::store`]'s.
+    /// As for [`Self::store`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_of<S: StateElement>(self, c: &StepConstants, head: Head, s: &StateRows) {
         each!(i in 0..2 * Self::ROWS => {
@@ -165,10 +167,10 @@ impl<const K: u32> Own<K> {
         });
     }
 
-    /// Channels of q or k that are this lane's.
+    /// Loads this lane's channels of q or k.
     ///
     /// # Safety
-    /// The token is there.
+    /// The row has the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of(self, x: Source<'_>) -> [f32; 8] {
         let (a, b) = (x.load::<4>(self.channel), x.load::<4>(K / 2 + self.channel));
@@ -178,7 +180,7 @@ impl<const K: u32> Own<K> {
     /// KDA: decays the rows.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; the token is there.
+    /// `params` and `c` describe live tensors; the row has the token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn decay(
         self,
@@ -211,7 +213,7 @@ impl<const K: u32> Own<K> {
         });
     }
 
-    /// Σ over the warp's rows of the squares of `o`, neighbours first.
+    /// Sum of the squares of `o` over the warp's rows, neighbours first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sum_of_squares(o: &[f32; MOST]) -> f32 {
         let mut sums = o.map(|o| o * o);
@@ -229,11 +231,11 @@ impl<const K: u32> Own<K> {
     }
 }
 
-/// The row, which has one token and a place, from the state at `start` to that at `end`. All threads come; the state is stored
-/// where `checkpoint` says too, if one is due.
+/// Processes the row, which has one token and a slot, from the state at `start` to the state at `end`. Also stores the state
+/// where `checkpoint` says, if a checkpoint is due. Called by all threads.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the block's shared memory is free, and its head of states its own.
+/// `params` and `c` describe live tensors; the block's shared memory is free, and the block owns its head's states.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn walk<const K: u32, const V: u32>(
     (c, params): (&StepConstants, &PrefillParams),
@@ -272,7 +274,7 @@ pub unsafe fn walk<const K: u32, const V: u32>(
         true => [dot(s[i], k), dot(s[i], q)],
         false => [0.0; 2],
     });
-    // Here q is no more.
+    // q is no longer needed from here on.
     let v: [f32; MOST] = core::array::from_fn(|i| {
         if i >= rows {
             return 0.0;
@@ -316,7 +318,7 @@ pub unsafe fn walk<const K: u32, const V: u32>(
         sync_threads();
         sum = sum_of(words, V / OF_WARP);
     }
-    // A lane has one of its rows to finish, if there are so many.
+    // A lane finishes one of its rows, if it has enough rows.
     let own_i = own.channel / 4;
     let mut last = o[0];
     i = 1;
@@ -348,7 +350,7 @@ pub unsafe fn walk<const K: u32, const V: u32>(
     }
 }
 
-/// Sums of the rows that there are.
+/// Sums over the lanes for the existing rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_over_lanes<const K: u32>(products: [[f32; 2]; MOST]) -> [[f32; 2]; MOST] {
     if const { Own::<K>::ROWS == MOST } {

@@ -1,9 +1,9 @@
 //! T = (I + A)⁻¹ diag(β) of a chunk, by a warpgroup.
 //!
-//! A goes in blocks of 16. A warp inverts its own block of the diagonal, D, in f32, by substitution; then it has a column
-//! of blocks of T, j, whose transposes X are made one after the other:
+//! A is divided into blocks of 16 · 16. Each warp inverts its diagonal block D by substitution in f32. Then it computes one
+//! column of blocks of T, column j, as transposes X, one after the other:
 //!     X_j = D_jᵀ        X_i = −(Σ_{j ≤ k < i} X_k A_ikᵀ) D_iᵀ
-//! on tensor cores, with both factors split in two bf16.
+//! The products run on tensor cores, with both factors split into two bf16.
 
 use core::array;
 
@@ -23,24 +23,24 @@ use crate::math::elements::bf16_to_f32;
 
 /// Bytes of a block of 16 rows of bf16.
 const BLOCK: u32 = 512;
-/// The upper halves of a warp's blocks, those of A and D; as many for the lower halves; then D in the making, in f32.
+/// A warp's scratch: the high halves of its blocks of A and D, then the low halves, then D in f32 while it is computed.
 const HALVES: u32 = 4 * BLOCK;
 const SQUARE: u32 = 2 * HALVES;
 const OF_WARP: u32 = SQUARE + 1024;
-/// Barrier of the warps of the first warpgroup that make T; the other's follows.
+/// Named barrier of the solving warps of the first warpgroup; the second warpgroup has the next one.
 const SOLVERS: u32 = 1;
-/// Bytes of the scratch of a warpgroup, which may be where the image is no more.
+/// Bytes of a warpgroup's scratch, which may overlap an image that is no longer needed.
 pub const SCRATCH_BYTES: u32 = 4 * OF_WARP;
 
-/// Byte of an element in such a block: halves of a row trade places with every fourth row, so that neither rows nor a lane's
-/// elements meet in a bank.
+/// Byte offset of an element in a bf16 block. The two halves of a row are swapped in every second group of four rows, so that
+/// neither rows nor a lane's elements have bank conflicts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn of_block(row: u32, column: u32) -> u32 {
     row * 32 + ((column / 8) ^ (row / 4 % 2)) * 16 + column % 8 * 2
 }
 
-/// Byte of an element of D in the making, whose columns are together: so that a product's elements do not meet in a bank,
-/// columns trade places in pairs, and halves of a column.
+/// Byte offset of an element of the f32 D, stored column by column. Columns are swapped in pairs, and halves of a column are
+/// swapped, so that the elements of a product have no bank conflicts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 const fn of_square(row: u32, column: u32) -> u32 {
     (column ^ (column / 4 % 2)) * 64 + (row ^ (column / 2 % 2 * 8)) * 4
@@ -51,8 +51,8 @@ const fn of_square(row: u32, column: u32) -> u32 {
 pub struct Solver(pub u32);
 
 impl Solver {
-    /// Stores four elements of A, of rows r and r + 8 of 16 tokens `t` and columns lane % 4 · 2 and the next of 8 tokens
-    /// `s`: what [`Self::store_pair`] does twice, with one address and constants behind it (8x1024 −1 %).
+    /// Stores four elements of A: rows r and r + 8 of the 16 tokens of block `t`, columns lane % 4 · 2 and the next of the 8
+    /// tokens of block `s`. Equals two calls of [`Self::store_pair`], but with one address and constant offsets (8x1024 −1 %).
     ///
     /// # Safety
     /// The elements are this lane's to write.
@@ -67,7 +67,7 @@ impl Solver {
             store_shared_b32(byte, high);
             store_shared_b32(byte + HALVES, low);
             let (high, low) = split(y, z);
-            // Eight rows on.
+            // Rows r + 8.
             store_shared_b32(byte + BLOCK / 2, high);
             store_shared_b32(byte + BLOCK / 2 + HALVES, low);
         } else {
@@ -79,8 +79,8 @@ impl Solver {
         }
     }
 
-    /// Stores two elements of A, of a row of 8 tokens `t`, lane / 4, and columns lane % 4 · 2 and the next of 8 tokens
-    /// `s`, s ≤ t: in halves, and as they are in the block of the diagonal.
+    /// Stores two elements of A, s ≤ t: row lane / 4 of the 8 tokens of block `t`, columns lane % 4 · 2 and the next of the 8
+    /// tokens of block `s`. They are split into halves, except in a diagonal block, which is stored in f32.
     ///
     /// # Safety
     /// The elements are this lane's to write.
@@ -100,7 +100,7 @@ impl Solver {
         }
     }
 
-    /// The two barriers of a warpgroup that solves nothing while another does. Results do not need them: racecheck does
+    /// The two barriers of a warpgroup that solves nothing while the other one solves. Results do not need them; racecheck does
     /// (docs/compiler.md, Barriers).
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn solve_nothing() {
@@ -108,27 +108,27 @@ impl Solver {
         sync_barrier(SOLVERS + thread_idx_x() / 128, 128);
     }
 
-    /// T from A, of which this warp has rows 16 `own` and on; `betas` are those of its rows r and r + 8. All threads of the
-    /// warpgroup come.
+    /// Computes T from A; this warp has rows 16 `own` and on, and `betas` has β of its rows r and r + 8. Called by all threads of
+    /// the warpgroup.
     ///
-    /// A token that the chain has to work in f32 gets NaN for its factor of S k̂ᵀ. `scales` has those of k, then
-    /// those of q.
+    /// A token that the scan must process in f32 gets NaN as its factor of S k̂ᵀ. `scales` has the scales of k, then those of q.
     ///
     /// # Safety
-    /// The factors and the scales were stored before a barrier. A is there, where this warp or, behind a barrier, others stored it; T is the warpgroup's to write.
+    /// The factors and the scales were stored before a barrier. A was stored by this warp, or by other warps before a barrier; T
+    /// is the warpgroup's to write.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn solve(self, betas: [f32; 2], scales: u32, out: impl Sink) {
         let (group, own, lane) = (thread_idx_x() / 128, thread_idx_x() / 32 % 4, lane_id());
         let of_warp = |warp: u32| self.0 + warp * OF_WARP;
         let mine = of_warp(own);
-        // SAFETY: a warp writes its own blocks, and reads others behind a barrier.
+        // SAFETY: a warp writes its own blocks, and reads others after a barrier.
         unsafe {
             sync_warp(FULL_MASK);
-            // Column lane % 16 of D; of the block, columns are together.
+            // Column lane % 16 of D. The diagonal block of A is stored column by column.
             let mut x: [f32; 16] = array::from_fn(|i| (lane % 16 == i as u32) as u32 as f32);
             let mut i = 0;
             while i < 15 {
-                // What is loaded would be negated one by one.
+                // Negate x once, because negating the loaded terms takes an instruction each.
                 let minus = -x[i];
                 let mut t = (i + 1) / 4 * 4;
                 while t < 16 {
@@ -151,12 +151,12 @@ impl Solver {
                     store_shared_b128(byte + HALVES, pairs.map(|(_, low)| low));
                 });
             }
-            // Looked at only where one of the tokens may be amplified too much, or have scales that are too large.
+            // The warpgroup checks T only if a token may be amplified too much, or has a scale that is too large.
             let looks = !is_contraction(betas) || !has_plain_scales(scales, 16 * own + lane % 16);
             let looks = sync_barrier_any(SOLVERS + group, 128, looks);
             let (matrix, line) = (lane / 8, lane % 8);
             let square = of_block(matrix / 2 * 8 + line, matrix % 2 * 8);
-            // Of D, whose columns are where rows of a block are.
+            // Lane address in D, whose columns are stored as rows of a block.
             let of_columns = of_block(matrix % 2 * 8 + line, matrix / 2 * 8);
             let mut x = [[[0u32; 4]; 2]; 3];
             x[0] = read(mine + own * BLOCK + of_columns);
@@ -164,7 +164,7 @@ impl Solver {
                 store_block(out, own - 1, [0; 4]);
             }
             store_block(out, own, packed(of_betas(joined(&x[0]), betas)));
-            // Of the last step, which no product is of.
+            // Result of the last step, which no later product uses.
             let mut last = [[0.0; 4]; 2];
             let mut i = own + 1;
             let mut steps = 1;
@@ -191,7 +191,8 @@ impl Solver {
                 i += 1;
                 steps += 1;
             }
-            // The square is solved: it says of each token whether this warp's tokens s amplify it too much.
+            // The f32 square is free now: its first words become a flag per token, whether this warp's tokens s amplify the token
+            // too much.
             let flags = mine + SQUARE;
             if looks {
                 rarely();
@@ -205,7 +206,7 @@ impl Solver {
                     }
                 });
             }
-            // Whether they look or not: racecheck counts barriers.
+            // Unconditional, because racecheck counts barriers.
             sync_barrier(SOLVERS + group, 128);
             if looks && lane < 16 {
                 rarely();
@@ -224,25 +225,26 @@ impl Solver {
     }
 }
 
-/// The halves of a block, of which this lane names a row of a matrix.
+/// Loads both halves of a block; `block` is the address of this lane's matrix row.
 ///
 /// # Safety
-/// They are in shared memory.
+/// The halves are in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn read(block: u32) -> [[u32; 4]; 2] {
     [load_matrices(block), load_matrices(block + HALVES)]
 }
 
-/// The same, transposed.
+/// Like [`read`], transposed.
 ///
 /// # Safety
-/// They are in shared memory.
+/// The halves are in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn read_transposed(block: u32) -> [[u32; 4]; 2] {
     [block, block + HALVES].map(|block| load_matrices_transposed(block))
 }
 
-/// Stores this warp's block of T with rows t from 16 `i` on: rows s of the block r and r + 8, 8 columns t, then 8 more.
+/// Stores this warp's block of T for tokens t from 16 `i` on. A lane has rows s = r and r + 8 of the block, for 8 columns t, then
+/// 8 more.
 ///
 /// # Safety
 /// The block is this warp's to write.
@@ -256,7 +258,7 @@ unsafe fn store_block(out: impl Sink, i: u32, words: [u32; 4]) {
     out.store_b32(384, words[3]);
 }
 
-/// A block of T, from one of X and β of rows r and r + 8.
+/// A block of T, from a block of X and β of rows r and r + 8.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_betas(x: [[f32; 4]; 2], betas: [f32; 2]) -> [[f32; 4]; 2] {
     x.map(|x| {
@@ -269,7 +271,7 @@ fn of_betas(x: [[f32; 4]; 2], betas: [f32; 2]) -> [[f32; 4]; 2] {
     })
 }
 
-/// The same in f16, as [`store_block`] has it.
+/// Packs a block in f16, in the word order of [`store_block`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn packed([a, b]: [[f32; 4]; 2]) -> [u32; 4] {
     [
@@ -280,38 +282,38 @@ fn packed([a, b]: [[f32; 4]; 2]) -> [u32; 4] {
     ]
 }
 
-/// Whether 0 ≤ β ≤ 1. Of keys no longer than 1 and decays of at most 1, I − β k kᵀ enlarges nothing then: with w what such
-/// factors leave of k_t, |w|² falls by β (2 − β) (w k_s)² at each token s, so Σ β_s |w k_s| over 16 tokens is at most
-/// √16, and Σ |T_ts| no more than 4.
+/// Whether 0 ≤ β ≤ 1. With keys no longer than 1 and decays of at most 1, I − β k kᵀ is then a contraction. Let w be the vector
+/// that these factors leave of k_t: |w|² falls by β (2 − β) (w k_s)² at each token s, so Σ β_s |w k_s| over 16 tokens is at most
+/// √16, and Σ |T_ts| at most 4.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
-#[allow(clippy::manual_range_contains)] // Comparisons, as the formula has them.
+#[allow(clippy::manual_range_contains)] // Comparisons as in the formula.
 fn is_contraction([a, b]: [f32; 2]) -> bool {
     a >= 0.0 && a <= 1.0 && b >= 0.0 && b <= 1.0
 }
 
-/// A token's scale of k, and the magnitude of that of q.
+/// A token's scale of k, and the magnitude of its scale of q.
 ///
 /// # Safety
-/// The scales, those of k and then those of q, were stored before a barrier.
+/// The scales of k, followed by those of q, were stored before a barrier.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn scales_of(scales: u32, token: u32) -> [f32; 2] {
     let [k, q] = [0, FACTOR_BYTES].map(|of| load_shared_b32(scales + of + 4 * token));
     [k, q & 0x7fff_ffff].map(f32::from_bits)
 }
 
-/// Whether a token's k is no longer than 1, and its q no longer than f16 holds. Without a norm k is shorter than its scale, a
-/// power of two, and at least half as long; with a norm the scale is 2 at most. A k that f16 does not hold has a scale of 0.
+/// Whether a token's k is no longer than 1, and f16 holds the length of its q. Without l2norm, k is shorter than its scale (a
+/// power of two) and at least half as long; with l2norm, the scale is at most 2. A k that f16 does not hold has a scale of 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn has_plain_scales(scales: u32, token: u32) -> bool {
     let [k, q] = scales_of(scales, token);
     k > 0.0 && k < 2.0 && q < MOST_QUERY
 }
 
-/// Looks at a block of T, of 16 tokens s and its tokens t, those from 16 `i` on: flags those that the chain has to work in
-/// f32 ([`super::range`]). All lanes of the warp come.
+/// Checks a block of T, 16 tokens s by 16 tokens t from 16 `i` on, and flags the tokens t that the scan must process in f32
+/// ([`super::range`]). Called by all lanes of the warp.
 ///
 /// # Safety
-/// As [`scales_of`]'s; the flags are the warp's to write.
+/// As for [`scales_of`]; the flags are the warp's to write.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn look(block: [[f32; 4]; 2], i: u32, scales: u32, flags: u32) {
     let lane = lane_id();
@@ -319,7 +321,7 @@ unsafe fn look(block: [[f32; 4]; 2], i: u32, scales: u32, flags: u32) {
         let x = x.map(|x| f32::from_bits(x.to_bits() & 0x7fff_ffff));
         [x[0] + x[2], x[1] + x[3]]
     });
-    // Of 8 lanes with the same tokens, each half takes half of the sums.
+    // Among the 8 lanes with the same tokens, each half reduces half of the sums.
     let (is_upper, is_odd) = (lane & 4 != 0, lane & 8 != 0);
     let trade = |own: f32, other: f32, is_second: bool, mask: u32| {
         let (keep, give) = if is_second {
@@ -341,7 +343,7 @@ unsafe fn look(block: [[f32; 4]; 2], i: u32, scales: u32, flags: u32) {
     }
 }
 
-/// Two values as bf16, and what that leaves of them.
+/// Splits two values into bf16 and the bf16 of the remainders.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn split(x: f32, y: f32) -> (u32, u32) {
     let high = pack_bf16x2(x, y);
@@ -354,7 +356,7 @@ fn values(word: u32) -> [f32; 2] {
     [bf16_to_f32(word as u16), f32::from_bits(word & 0xffff_0000)]
 }
 
-/// Sums as a left factor, in two halves.
+/// Converts sums to a left factor, in two halves.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn as_left([a, b]: [[f32; 4]; 2]) -> [[u32; 4]; 2] {
     let pairs = [(a[0], a[1]), (a[2], a[3]), (b[0], b[1]), (b[2], b[3])];
@@ -362,7 +364,7 @@ fn as_left([a, b]: [[f32; 4]; 2]) -> [[u32; 4]; 2] {
     [split.map(|(high, _)| high), split.map(|(_, low)| low)]
 }
 
-/// A left factor as sums.
+/// Converts a left factor back to sums.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn joined([high, low]: &[[u32; 4]; 2]) -> [[f32; 4]; 2] {
     let pair = |i: usize| {
@@ -373,7 +375,7 @@ fn joined([high, low]: &[[u32; 4]; 2]) -> [[f32; 4]; 2] {
     [[a, b, c, d], [e, f, g, h]]
 }
 
-/// A Bᵀ + C of blocks of 16; both factors are split in two.
+/// A Bᵀ + C of 16 · 16 blocks; both factors are split in two.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn multiply(a: &[[u32; 4]; 2], b: &[[u32; 4]; 2], c: [[f32; 4]; 2]) -> [[f32; 4]; 2] {
     let product = |a: &[u32; 4], b: &[u32; 4], [x, y]: [[f32; 4]; 2]| {

@@ -1,8 +1,8 @@
-//! A warpgroup's 64 rows of a state in registers, as the sums of a product: element 4 j + 2 half + e of a thread is row
+//! A warpgroup's 64 rows of a state in registers, in the layout of a product's sums: element 4 j + 2 half + e of a thread is row
 //! 16 warp + r + 8 half, channel 8 j + 2 c + e, with r = lane / 4, c = lane % 4.
 //!
-//! Layout and element of the states are load-time constants (`state_v_last`, `state_f32`): they decide here alone, where a
-//! state is loaded and where it is stored. Each combination has a body of its own, whose loops have constant bounds.
+//! Layout and element of the states are load-time constants (`state_v_last`, `state_f32`). They matter only here, where a state
+//! is loaded and stored. Each combination has its own body, whose loops have constant bounds.
 
 use crate::device::float::b16x2_to_f32;
 use crate::device::global::{
@@ -25,7 +25,7 @@ pub const fn bytes_of(c: &StepConstants) -> u32 {
     }
 }
 
-/// Rows and channels of a thread's elements in a head's state.
+/// Row and channel of a thread's first element in a head's state.
 #[derive(Clone, Copy)]
 pub struct Places<const K: u32, const V: u32> {
     row: u32,
@@ -33,7 +33,7 @@ pub struct Places<const K: u32, const V: u32> {
 }
 
 impl<const K: u32, const V: u32> Places<K, V> {
-    /// The elements of a thread, whose warpgroup has rows from `first` on.
+    /// Places of a thread, whose warpgroup has rows from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(thread: u32, first: u32) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
         head.address + (element * S::BYTES) as u64
     }
 
-    /// Bytes from there to the element of `j` and `half`, and to the next channel's.
+    /// Byte offsets from the first element to the element of `j` and `half`, and to that of the next channel.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn offsets<S: StateElement, const V_LAST: bool>(j: u32, half: u32) -> [u64; 2] {
         let (element, next) = if V_LAST {
@@ -67,17 +67,17 @@ impl<const K: u32, const V: u32> Places<K, V> {
         ]
     }
 
-    /// Zeros where not `live`. All lanes of a warp come.
+    /// Loads the thread's elements; zeros unless `live`. Called by all lanes of a warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(self, c: &StepConstants, head: Head, live: bool) -> [f32; 64] {
         self.settle(c, self.bring(c, head, live))
     }
 
-    /// [`Self::load`] without waiting for what is loaded: of a state that is wide each lane has runs of channels, which
-    /// are its elements behind [`Self::settle`].
+    /// [`Self::load`] without waiting for the loads. For a wide state each lane gets runs of channels, which [`Self::settle`]
+    /// exchanges for its elements.
     ///
     /// # Safety
-    /// Where `live`, `head` is in global memory, and no other thread writes these elements.
+    /// If `live`, `head` is in global memory, and no other thread writes these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn bring(self, c: &StepConstants, head: Head, live: bool) -> [f32; 64] {
         if !live {
@@ -93,7 +93,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
         }
     }
 
-    /// [`Self::bring`], element by element.
+    /// [`Self::bring`] element by element.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_elements<S: StateElement, const V_LAST: bool>(
         self,
@@ -119,10 +119,10 @@ impl<const K: u32, const V: u32> Places<K, V> {
         s
     }
 
-    /// Stores a thread's elements. All lanes of a warp come.
+    /// Stores a thread's elements. Called by all lanes of a warp.
     ///
     /// # Safety
-    /// `head` is in global memory, and no other thread touches these elements.
+    /// `head` is in global memory, and no other thread accesses these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
         match (Self::has_runs(c), c.state_v_last != 0, c.state_f32 != 0) {
@@ -135,7 +135,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
         }
     }
 
-    /// [`Self::store`], element by element.
+    /// [`Self::store`] element by element.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_elements<S: StateElement, const V_LAST: bool>(
         self,
@@ -165,8 +165,8 @@ impl<const K: u32, const V: u32> Places<K, V> {
         });
     }
 
-    /// Byte of this lane's first run of four channels in a head's state: of 16 channels of a row lanes 0 and 2 have the
-    /// runs of the first 8, lanes 1 and 3 those of the others, so that neighbours trade one pair for another.
+    /// Byte offset of this lane's first run of four channels in a head's state. Of 16 channels of a row, lanes 0 and 2 have the
+    /// runs of the first 8, lanes 1 and 3 those of the other 8, so that neighbours exchange one pair.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn first_run<S: StateElement>(self) -> u32 {
         let lane = self.channel / 2;
@@ -174,26 +174,26 @@ impl<const K: u32, const V: u32> Places<K, V> {
         element * S::BYTES
     }
 
-    /// Bytes from there to run `n`: two are of the same 16 channels, of rows r and r + 8.
+    /// Byte offset of run `n` from the first run. Two consecutive runs are of the same 16 channels, in rows r and r + 8.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     const fn run<S: StateElement>(n: u32) -> u32 {
         (n % 2 * 8 * K + n / 2 * 16) * S::BYTES
     }
 
-    /// All bits, where the lane has the second run of two neighbours.
+    /// All ones if the lane has the second run of two neighbours, else 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn second(self) -> u32 {
         (self.channel / 2 % 2).wrapping_neg()
     }
 
-    /// Whether rows are loaded and stored by runs: of K-last states that are wide. A warp has 64 bytes of each of its
-    /// rows at once, or 32, and half of them otherwise.
+    /// Whether rows are loaded and stored by runs: for wide K-last states. A warp then accesses 64 bytes of each of its rows per
+    /// instruction (32 in 16-bit states), otherwise half of that.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn has_runs(c: &StepConstants) -> bool {
         c.state_v_last == 0 && c.wide_state != 0
     }
 
-    /// This lane's runs, in the places of the elements that they are traded for.
+    /// Loads this lane's runs, in the places of the elements that they are exchanged for.
     ///
     /// # Safety
     /// `head` is in global memory, and no other thread writes there.
@@ -208,11 +208,11 @@ impl<const K: u32, const V: u32> Places<K, V> {
         )
     }
 
-    /// The elements as [`Self::bring`] loads them, of a head's state that [has runs](Self::has_runs) and has been copied to `state` in
+    /// Loads what [`Self::bring`] loads, from a head's state that [has runs](Self::has_runs) and has been copied to `state` in
     /// shared memory.
     ///
     /// # Safety
-    /// It is there.
+    /// The state is in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn take(self, c: &StepConstants, state: u32) -> [f32; 64] {
         if c.state_f32 != 0 {
@@ -223,7 +223,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
     }
 
     /// # Safety
-    /// As [`Self::take`]'s.
+    /// As for [`Self::take`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_runs<S: StateElement>(self, c: &StepConstants, state: u32) -> [f32; 64] {
         let first = state + self.first_run::<S>();
@@ -235,7 +235,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
         )
     }
 
-    /// A lane's runs, of which one or the other has the words, as the element is, that are so many bytes behind the first.
+    /// A lane's runs. By the element of the state, `of_f32` or `of_b16` returns the words at a byte offset from the first run.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn runs<S: StateElement>(
         c: &StepConstants,
@@ -254,7 +254,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
         s
     }
 
-    /// A thread's elements, from the runs that [`Self::bring`] loaded. All lanes of a warp come.
+    /// A thread's elements, from the runs that [`Self::bring`] loaded. Called by all lanes of a warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn settle(self, c: &StepConstants, mut s: [f32; 64]) -> [f32; 64] {
         if Self::has_runs(c) {
@@ -270,7 +270,7 @@ impl<const K: u32, const V: u32> Places<K, V> {
     /// [`Self::store`] by runs.
     ///
     /// # Safety
-    /// As [`Self::store`]'s; all lanes of a warp come.
+    /// As for [`Self::store`]; all lanes of a warp call this.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_runs<S: StateElement>(self, c: &StepConstants, head: Head, s: &[f32; 64]) {
         let (first, second) = (head.address + self.first_run::<S>() as u64, self.second());
@@ -296,24 +296,24 @@ fn pairs_of(words: [u32; 4]) -> [[f32; 2]; 2] {
     [[x, y], [z, w]]
 }
 
-/// The two pairs that are traded for run `n`: of channels 8 from each other.
+/// The two pairs that are exchanged for run `n`; their channels are 8 apart.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn pairs(s: &[f32; 64], n: usize) -> [[f32; 2]; 2] {
     let at = n / 2 * 8 + n % 2 * 2;
     [[s[at], s[at + 1]], [s[at + 4], s[at + 5]]]
 }
 
-/// The same, set.
+/// Sets these two pairs.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn set_pairs(s: &mut [f32; 64], n: usize, [a, b]: [[f32; 2]; 2]) {
     let at = n / 2 * 8 + n % 2 * 2;
     [s[at], s[at + 1], s[at + 4], s[at + 5]] = [a[0], a[1], b[0], b[1]];
 }
 
-/// Lanes 2 i and 2 i + 1 trade pairs: from a run of four channels in each lane to the first pair of both runs in one lane and the second
-/// pairs in the other, or back: the exchange is its own inverse. `second` is all ones in lane 2 i + 1, 0 in lane 2 i.
+/// Lanes 2 i and 2 i + 1 exchange pairs: from a run of four channels in each lane to the first pairs of both runs in one lane and
+/// the second pairs in the other, or back; the exchange is its own inverse. `second` is all ones in lane 2 i + 1, 0 in lane 2 i.
 ///
-/// Masks (docs/compiler.md): ptxas makes two shuffles of a choice, one for each lane.
+/// Uses masks (docs/compiler.md), because ptxas turns a choice into two shuffles, one for each lane.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
     let [a, b] = pairs.map(|pair| pair.map(f32::to_bits));
@@ -325,10 +325,10 @@ fn trade(pairs: [[f32; 2]; 2], second: u32) -> [[f32; 2]; 2] {
     ]
 }
 
-/// Loads the elements that a thread left with [`store_carried`] in a launch before.
+/// Loads the elements that a thread stored with [`store_carried`] in an earlier launch.
 ///
 /// # Safety
-/// `carried` is in global memory, and nobody writes there meanwhile.
+/// `carried` is in global memory, and nobody writes there at the same time.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32; 64] {
     let first = carried + (thread % 128 * 16) as u64;
@@ -340,10 +340,10 @@ pub unsafe fn load_carried<const K: u32>((carried, thread): (u64, u32)) -> [f32;
     s
 }
 
-/// Leaves what a thread of a warpgroup has, bit for bit.
+/// Stores a thread's elements, bit for bit.
 ///
 /// # Safety
-/// `carried` is in global memory, and no other warpgroup touches it.
+/// `carried` is in global memory, and no other warpgroup accesses it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_carried<const K: u32>((carried, thread): (u64, u32), s: &[f32; 64]) {
     let first = carried + (thread % 128 * 16) as u64;

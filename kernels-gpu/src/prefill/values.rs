@@ -1,8 +1,8 @@
-//! v of a chunk, for a warpgroup's 64 rows of a state, as the sums of a product: rows are those of the state, columns are
+//! v of a chunk for a warpgroup's 64 rows of a state, in the layout of a product's sums: rows are those of the state, columns are
 //! tokens.
 //!
-//! They come through shared memory: a tile of 64 tokens of 128 bytes, whose 16-byte parts trade places with the token. Where
-//! v is of 16 bits and can be loaded 16 bytes at a time it is; else the intra-chunk pass leaves tiles in f16
+//! v is staged in shared memory, in tiles of 64 tokens of 128 bytes whose 16-byte parts are swizzled by the token. If v has 16
+//! bits and can be loaded 16 bytes at a time, it is copied so; otherwise the intra-chunk pass stores tiles in f16
 //! ([`StepConstants::makes_values`]).
 
 use super::convolution::{ConvInputs, channel_of_values, run_of};
@@ -20,14 +20,14 @@ use crate::step::{PrefillParams, StepConstants};
 /// Bytes of a tile.
 pub const TILE_BYTES: u32 = 64 * 128;
 
-/// Byte of a part of 8 channels of a token in a tile.
+/// Byte offset in a tile of a token's part of 8 channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tile_part(token: u32, part: u32) -> u32 {
     token * 128 + (part ^ (token % 8)) * 16
 }
 
-/// Byte that a lane names of four matrices of a tile, of tokens 16 `i` .. 16 `i` + 16 and 16 channels of its warp: 8 tokens of
-/// the first 8 channels, then of the others, then the next 8 tokens of both.
+/// Lane address in a tile of four matrices: tokens 16 `i` .. 16 `i` + 16 and the warp's 16 channels. The order is 8 tokens of the
+/// first 8 channels, of the other 8 channels, then the next 8 tokens of both.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tile_matrix(i: u32, (lane, thread): (u32, u32)) -> u32 {
     let (matrix, line) = (lane / 8, lane % 8);
@@ -35,14 +35,14 @@ pub fn tile_matrix(i: u32, (lane, thread): (u32, u32)) -> u32 {
     tile_part(16 * i + matrix / 2 * 8 + line, 2 * warp + matrix % 2)
 }
 
-/// Byte of an f32 in a tile of half the tokens, of 64 channels: 8 of these trade places with the token, so that neither a
-/// token's nor a product's elements meet in a bank.
+/// Byte offset of an f32 in a tile of half the tokens and 64 channels. Groups of 8 channels are swizzled by the token, so that
+/// neither a token's nor a product's elements have bank conflicts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn half_tile(token: u32, channel: u32) -> u32 {
     token * 256 + (channel ^ (token / 2 % 4 * 8)) * 4
 }
 
-/// Bytes of the tiles that a workspace has of a value head of `dim` channels.
+/// Bytes in the workspace of the tiles of a value head with `dim` channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
     if c.makes_values() {
@@ -52,14 +52,14 @@ pub const fn tiles_bytes(c: &StepConstants, dim: u32) -> u32 {
     }
 }
 
-/// Bytes between so many tokens of 16-bit elements.
+/// Bytes between `tokens` tokens of 16-bit elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tokens_apart(tokens: u32, stride: u32) -> u64 {
     2 * tokens as u64 * stride as u64
 }
 
-/// Starts to copy v of `chunk` to the tiles of so many warpgroups, of as many times 64 channels from `channel` of a
-/// token on; zeros for tokens that are not there. A warpgroup comes, which waits.
+/// Starts to copy v of `chunk` to the tiles of `GROUPS` warpgroups: 64 · `GROUPS` channels from `channel` of a token on; zeros
+/// for tokens beyond the chunk. Called by a warpgroup, which must wait for the copies.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors, of which v can be loaded 16 bytes at a time; nobody reads the tiles.
@@ -71,7 +71,7 @@ pub unsafe fn copy<const GROUPS: u32>(
     channel: u32,
     tiles: u32,
 ) {
-    // Neighbours have a token's channels.
+    // Neighbouring threads have channels of one token.
     let of_token = 8 * GROUPS;
     let apart = 128 / of_token;
     let thread = thread_idx_x() % 128;
@@ -81,18 +81,19 @@ pub unsafe fn copy<const GROUPS: u32>(
     let from = span.at(base, strides, t, channel, c.v_element);
     let place = tiles + part / 8 * TILE_BYTES + tile_part(token, part % 8);
     each!(i in 0..CHUNK / apart => {
-        // Tokens a multiple of 8 apart have their parts in the same order.
+        // Tokens whose distance is a multiple of 8 have their parts in the same order.
         let place = place + i * apart * 128;
         let from = from + tokens_apart(apart * i, c.v_token);
-        // SAFETY: the caller's promise; a token that is read is there.
+        // SAFETY: the caller's promise; only tokens of the chunk are read.
         unsafe { copy_async_b128_or_zeros(place, from, token + apart * i < chunk.count) };
     });
 }
 
-/// Starts to put zeros where [`copy`] puts v. `address` is one in global memory, a multiple of 16; nothing is read there.
+/// Starts to store zeros in the place where [`copy`] stores v. `address` is any address in global memory that is a multiple of
+/// 16; nothing is read there.
 ///
 /// # Safety
-/// As [`copy`]'s.
+/// As for [`copy`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn clear<const GROUPS: u32>(address: u64, tiles: u32) {
     let thread = thread_idx_x() % 128;
@@ -107,20 +108,20 @@ pub unsafe fn clear<const GROUPS: u32>(address: u64, tiles: u32) {
 pub struct Channels {
     /// The value head.
     pub hv: u32,
-    /// The first of them; 0 where they are all.
+    /// First channel; 0 for all channels of the head.
     pub first: u32,
 }
 
 impl Channels {
-    /// All of a value head.
+    /// All channels of a value head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn of_head(hv: u32) -> Self {
         Self { hv, first: 0 }
     }
 }
 
-/// Makes the tiles of `COUNT` of the V channels of a value head, with K of a query/key head; `threads` come, with the
-/// numbers from 0 on.
+/// Stores the tiles of `COUNT` of the V channels of a value head; K is the dim of a query/key head. Called by threads 0 to
+/// `threads` − 1.
 ///
 /// # Safety
 /// `params` and `c` describe live tensors; the tiles are these threads' to write.
@@ -134,7 +135,7 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     out: impl Sink,
 ) {
     if c.taps != 0 {
-        // Threads of a token, with two channels each.
+        // Threads per token, with two channels each.
         let of_token = COUNT / 2;
         let part = opaque(thread % of_token);
         let mut channel = channel_of_values::<K, V>(c, hv, V);
@@ -150,7 +151,7 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
             let (t, end) = (chunk.start + run, chunk.start + chunk.count);
             let give = |token: u32, v: [f32; 2]| {
                 let byte = of_line + tile_part(run + token, part / 4 % 8);
-                // SAFETY: the caller's promise; a thread has its own tokens' channels.
+                // SAFETY: the caller's promise; a thread owns its tokens' channels.
                 unsafe { out.store_b32(byte, pack_f16x2(v[0], v[1])) };
             };
             let (with, own) = ((c, params), channel + 2 * part);
@@ -166,7 +167,7 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
         }
         return;
     }
-    // Threads of a token, with 8 channels each.
+    // Threads per token, with 8 channels each.
     let of_token = COUNT / 8;
     let part = opaque(thread % of_token);
     if const { !COUNT.is_power_of_two() } && thread >= threads / of_token * of_token {
@@ -175,14 +176,14 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     let give = |token: u32, v: [f32; 8]| {
         let pair = |i: usize| pack_f16x2(v[2 * i], v[2 * i + 1]);
         let byte = part / 8 * TILE_BYTES + tile_part(token, part % 8);
-        // SAFETY: the caller's promise; a thread has its own tokens' channels.
+        // SAFETY: the caller's promise; a thread owns its tokens' channels.
         unsafe { out.store_b128(byte, [pair(0), pair(1), pair(2), pair(3)]) };
     };
     let mut token = thread / of_token;
     while token < CHUNK {
         let mut v = [0.0; 8];
         let t = chunk.start + token;
-        // SAFETY: the caller's promise; the token is there.
+        // SAFETY: the caller's promise; the chunk has the token.
         unsafe {
             if token < chunk.count {
                 let (base, mut channel) = (params.layer.step.v, hv * c.v_head + 8 * part);
@@ -199,10 +200,10 @@ pub unsafe fn make<const K: u32, const V: u32, const COUNT: u32>(
     }
 }
 
-/// This thread's elements of 32 tokens, those from `first` on, 0 or 32. `own`: its lane, and its number.
+/// This thread's elements of the 32 tokens from `first` (0 or 32) on. `own`: its lane, and its index in the block.
 ///
 /// # Safety
-/// The tile is there.
+/// The tile is in shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn of_tile(c: &StepConstants, tile: u32, first: u32, own: (u32, u32)) -> [f32; 16] {
     let mut v = [0.0; 16];

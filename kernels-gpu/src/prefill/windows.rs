@@ -10,16 +10,16 @@ use crate::math::power::divided_long;
 use crate::state::{is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
-/// The inputs of a channel in a window, the last in the last place.
+/// Inputs of a channel in a window, the latest in the last place.
 pub type Window = [Raw<1>; TAPS - 1];
 
-/// The window of no channel.
+/// Window without a channel.
 pub const NONE: Window = [Raw([0]); TAPS - 1];
 
-/// The window after the last token of a row, of `channel` of all D; before any window is stored.
+/// Loads the window after a row's last token, for `channel` of all D; before any window is stored.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the row has tokens and a place.
+/// `params` and `c` describe live tensors; the row has tokens and a slot.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn last(
     c: &StepConstants,
@@ -32,10 +32,10 @@ pub unsafe fn last(
     load(c, params, inputs, span, span.count, channel)
 }
 
-/// Stores the windows of `channel` of all D of a row, of which this is the [`last`].
+/// Stores the windows of a row for `channel` of all D; `last` is from [`last`].
 ///
 /// # Safety
-/// As [`last`]'s; nobody else touches the channel's windows.
+/// As for [`last`]; nobody else accesses the channel's windows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store(
     c: &StepConstants,
@@ -67,7 +67,7 @@ pub unsafe fn store(
     }
 }
 
-/// The inputs before token `end`, the last in the last place.
+/// Loads the inputs before token `end`, the latest in the last place.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load(
     c: &StepConstants,

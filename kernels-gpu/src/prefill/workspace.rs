@@ -1,22 +1,21 @@
-//! Where what is made of units lies in a workspace: of each unit and query/key head the image of k̂ and q̂, and behind it what
-//! its value heads have, T, P and factors, and v where that is left too. Where decays are of channels each value head has
-//! images of its own.
+//! Layout of the workspace. For each chunk of more than one token and query/key head: the image of k̂ and q̂, then T, P, factors
+//! and (where the pass stores it) v of each value head. With decays by channel, each value head has its own images.
 //!
-//! A convolution leaves k and q where the image of k̂ and q̂ will be, of every value head where each has its own, and
-//! their scales where the first factors will be.
+//! The convolution stores k and q in the place of the images of k̂ and q̂ (of every value head, with decays by channel), and
+//! their scales in the place of the first factors.
 //!
-//! Behind v lie the scales of o that the norm behind the chain takes back ([`super::norm`]), where o is left in f16.
+//! After v: the scales of o, if the scan stores o in f16. The norm after the scan multiplies by them ([`super::norm`]).
 //!
-//! Behind the units lies o of chunks of one token, in f32, where no block has all of it and there are no clusters: of each row
-//! its first chunk and its last ([`tokens`]). Behind these, of a prompt in segments, lies the state that one chain leaves for the
-//! next, in f32; of rows in splits, states and transitions ([`super::split`]).
+//! After all chunks: o of chunks of one token in f32, where no block has all channels of a head and no clusters exist: the first
+//! and the last chunk of each row ([`tokens`]). Then, for a prompt in segments, the f32 state that a scan stores for the next
+//! one; for rows in splits, states and transitions ([`super::split`]).
 
 use super::values::tiles_bytes;
 use super::{head_bytes, image_bytes, images_bytes, norm, opaque, units};
 use crate::machine;
 use crate::step::{PrefillParams, StepConstants};
 
-/// Bytes of a value head of a unit that are its own.
+/// Bytes of a chunk's data that belongs to one value head.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn own_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> u32 {
     let images = if per_channel {
@@ -27,7 +26,7 @@ pub const fn own_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> 
     images + head_bytes(k, per_channel) + tiles_bytes(c, v) + scales_bytes(c, v)
 }
 
-/// Bytes of the scales of o of a value head of `dim` channels, where a norm follows.
+/// Bytes of the scales of o for a value head of `dim` channels; 0 unless a norm follows and the scan stores o in f16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn scales_bytes(c: &StepConstants, dim: u32) -> u32 {
     if norm::is_left(c) {
@@ -37,14 +36,14 @@ pub const fn scales_bytes(c: &StepConstants, dim: u32) -> u32 {
     }
 }
 
-/// Bytes of a query/key head of a unit, with its value heads.
+/// Bytes of a chunk's data for one query/key head, including its value heads.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn unit_bytes(c: &StepConstants, k: u32, v: u32, per_channel: bool) -> u32 {
     let shared = if per_channel { 0 } else { image_bytes(k) };
     shared + own_bytes(c, k, v, per_channel) * c.ratio
 }
 
-/// Addresses of the operands of a unit and a value head.
+/// Addresses of a chunk's operands for one value head.
 #[derive(Clone, Copy)]
 pub struct Operands {
     /// The image of k̂ and q̂.
@@ -58,7 +57,7 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// The operands of value head `r` of query/key head `h`.
+    /// Operands of chunk `unit` for value head `r` of query/key head `h`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<const K: u32, const V: u32>(
         c: &StepConstants,
@@ -71,7 +70,7 @@ impl Operands {
         Self::of_head::<K, V>(c, params, per_channel, (number, r))
     }
 
-    /// The operands of value head `r` of the query/key head with this number among those of all units.
+    /// Operands of value head `r` of the query/key head that is number `number` among the query/key heads of all chunks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head<const K: u32, const V: u32>(
         c: &StepConstants,
@@ -83,7 +82,7 @@ impl Operands {
         Self::at::<K, V>(c, per_channel, (first, r))
     }
 
-    /// The operands of value head `r` of a query/key head whose operands begin at this address.
+    /// Operands of value head `r` of a query/key head whose operands begin at address `first`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at<const K: u32, const V: u32>(
         c: &StepConstants,
@@ -107,8 +106,8 @@ impl Operands {
     }
 }
 
-/// Where, behind the units of a single row, 64 rows of a value head's state from `first` on are left: what the threads of a
-/// warpgroup have, 16 bytes of each one after the other.
+/// Address, after the chunks of a single row, of the carried state of 64 rows of value head `hv` from row `first` on: the
+/// registers of a warpgroup's threads, 16 bytes of each thread in turn.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn carried<const K: u32, const V: u32>(
     c: &StepConstants,
@@ -116,7 +115,7 @@ pub fn carried<const K: u32, const V: u32>(
     (per_channel, leaves_tokens): (bool, bool),
     (hv, first): (u32, u32),
 ) -> u64 {
-    // An opaque factor, not a choice: docs/compiler.md, One value, not two.
+    // An opaque factor in place of a branch: docs/compiler.md, One value, not two.
     let is_packed = opaque((c.cu_seqlens_index != 0) as u32);
     let total = is_packed * params.layer.step.total_tokens + (1 - is_packed) * params.tokens;
     let units = units(total as u64, 1, c.positions_index != 0);
@@ -130,15 +129,15 @@ pub fn carried<const K: u32, const V: u32>(
     params.workspace + units * c.h as u64 * unit + of_tokens + row * (4 * K) as u64
 }
 
-/// Whether o of chunks of one token is left for the norm behind a chain of this machine, whose blocks have 64 channels of a value
-/// head each and meet in no cluster.
+/// Whether o of chunks of one token is stored for the norm after the scan: on machines whose scan has no clusters and whose
+/// blocks have 64 channels of a value head each.
 #[must_use]
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub const fn leaves_tokens(c: &StepConstants, v: u32) -> bool {
     c.has_norm != 0 && c.machine != machine::HOPPER && v > 64
 }
 
-/// Address of o of value head `hv`, of a row's first chunk, or of its `last` one.
+/// Address of o of value head `hv` for a row's first chunk, or its last one (`last`).
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn tokens<const K: u32, const V: u32>(
     c: &StepConstants,
@@ -151,7 +150,7 @@ pub fn tokens<const K: u32, const V: u32>(
     behind_units::<K, V>(c, params, per_channel) + token * (4 * V) as u64
 }
 
-/// Address behind the units of all rows.
+/// Address after the chunks of all rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn behind_units<const K: u32, const V: u32>(
     c: &StepConstants,
@@ -167,13 +166,13 @@ pub fn behind_units<const K: u32, const V: u32>(
     params.workspace + units * c.h as u64 * unit
 }
 
-/// Bytes that so many rows' chunks of one token have there.
+/// Bytes of o of the chunks of one token of `rows` rows.
 #[must_use]
 pub const fn tokens_bytes(rows: u32, value_heads: u32, v: u32) -> u64 {
     8 * rows as u64 * value_heads as u64 * v as u64
 }
 
-/// Bytes that are left so of all value heads.
+/// Bytes of the carried state of all value heads.
 #[must_use]
 pub const fn carried_bytes(value_heads: u32, k: u32, v: u32) -> u64 {
     4 * value_heads as u64 * k as u64 * v as u64

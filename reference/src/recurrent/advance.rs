@@ -7,7 +7,8 @@ use crate::error::{Error, Tokens};
 use crate::heads::Heads;
 use crate::recurrence::{Token, normalise, take};
 
-/// States, and windows, that are kept within rows besides those after the last tokens: after every so many tokens of a sequence.
+/// States, and windows, that are kept within rows, after every `every` tokens of a sequence, in addition to those after the last
+/// tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpoints<'a> {
     /// Tokens from one checkpoint to the next, counted from the sequence's first token.

@@ -60,10 +60,10 @@ pub struct Recurrent<'a> {
     /// outside of `[total]`, touches nothing, not even its output. If there are rows, the output of tokens before the first bound and after
     /// the last one, if these are within `[total]`, is zero.
     ///
-    /// A row without tokens ends with its start state. It commits its kept previous tokens all the same. With token slots it touches no
+    /// A row without tokens ends with its start state. It still commits its kept previous tokens. With token slots it touches no
     /// slot.
     pub cu_seqlens: Option<&'a [i64]>,
-    /// Another slot that is dead, besides those outside of the pools.
+    /// An additional dead slot; slots outside of the pools are always dead.
     pub null_slot: Option<i64>,
     /// Whether states after the last token are written. With `previous`, and with `token_slots`, only the states that these name are
     /// written; both need this to be on.

@@ -1,5 +1,5 @@
-//! The parts of the library that an engine calls besides the operators: recipes, the self-test, the validation of indices, its own
-//! context. None of them panics on any arguments.
+//! The parts of the library other than the operators that an engine calls: recipes, the self-test, the validation of indices, its
+//! own context. None of them panics on any arguments.
 
 mod arbitrary;
 mod context;

@@ -56,7 +56,7 @@ fn run(backend: &Backend, problem: &Problem, form: &Form) -> Case {
     backend.run(&problem.case(form), None)
 }
 
-/// Row `b` has left the same states and windows in its slots, beside other rows and alone.
+/// Panics unless row `b` leaves the same states and windows in its slots with other rows and alone.
 fn assert_same_slots(
     [together, alone]: [&Case; 2],
     b: usize,

@@ -200,7 +200,7 @@ impl Family {
             let of_f16 = (family.state == DType::Bf16).then_some(of_f16);
             [Some(family), of_f16].into_iter().flatten()
         };
-        // The recurrent kernels have a way of their own for one token.
+        // The recurrent kernels have separate code for one token.
         let decodes: &[bool] = match (family == launch::Family::RECURRENT, family.max_tokens()) {
             (true, _) => &[false, true],
             (false, 1) => &[true],
@@ -451,7 +451,7 @@ impl Spec {
         self.has_bits_of_bound() && entry.computes().is_some_and(|it| it.takes_sets())
     }
 
-    /// Gives a small problem so many new or previous tokens as `entry` takes at least.
+    /// Raises the number of new or previous tokens of a small problem to the least that `entry` takes.
     pub fn grow_to(&mut self, entry: Entry) {
         let least = if self.needs_sets(entry) { SET + 1 } else { 0 };
         match self.tokens {
@@ -472,7 +472,7 @@ impl Spec {
                 false => self.tokens -= 1,
             }
         }
-        // The kernels that leave snapshots may have no room for what those of a single token take.
+        // The kernels with snapshots may lack room for problems that the kernels of a single token take.
         if (self.conv.is_some() || self.norm.is_some()) && !self.has_room() {
             self.snapshots = None;
             if let Some(conv) = &mut self.conv {
@@ -496,12 +496,13 @@ impl Spec {
             self.tokens = (self.tokens - 1) % 64 + 1 + if is_long { 64 } else { 0 };
             self.packed &= !is_long;
             self.prefill.unpromised = false;
-            // On Hopper rows in splits, however short they are, have the chain of 64 rows of a state.
+            // On Hopper rows in splits, even short ones, use the scan of 64 rows of a state.
             let takes_splits = is_long && !(entry.takes_warpgroups() && entry.tiles() == 1);
             self.options.split = self.options.split.filter(|_| takes_splits);
             return;
         }
-        // A single token is a decode, which has entries of its own. So have 16-bit K-last states with up to 8 tokens together.
+        // A single token is a decode, which has separate entries. 16-bit K-last states with up to 8 tokens together have separate
+        // entries too.
         let least = match self.needs_sets(entry) {
             true => SET + 1,
             false => family.max_tokens().min(2) as usize,

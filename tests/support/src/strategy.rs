@@ -18,7 +18,7 @@ enum Keeping {
     Nothing,
     /// States after each token, with accepted tokens (`true`) or without.
     EachToken(bool),
-    /// A resume with so many previous tokens.
+    /// A resume with this number of previous tokens.
     Resume(usize),
     Commit(usize),
 }

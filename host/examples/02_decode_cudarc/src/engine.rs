@@ -43,7 +43,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// B, H, HV, K = V, and P.
+    /// B, H, HV, K = V, and P, in this order.
     pub fn sizes(&self) -> (usize, usize, usize, usize, usize) {
         let shape = &self.shape;
         (

@@ -1,4 +1,4 @@
-//! A GDN decode in an engine on cudarc, with its primary context, stream and buffers, and without a copy. The engine is in
+//! A GDN decode in an engine on cudarc, with cudarc's primary context, stream and buffers, and without a copy. The engine is in
 //! `engine.rs`, the code for gated-delta in `adapter.rs`, and the check in this file.
 
 #[path = "../../common/mod.rs"]
@@ -24,7 +24,7 @@ const SHAPE: Shape = Shape {
 /// Slot of each row; the second row is padding.
 const SLOTS: [i32; 4] = [7, -1, 3, 4];
 
-/// Bound of the lines of code that an engine has to add.
+/// Largest number of lines of code that an engine may have to add.
 const MOST_LINES: usize = 40;
 
 fn main() -> Result<()> {

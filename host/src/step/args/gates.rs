@@ -1,4 +1,4 @@
-//! Gates: decay and beta, the one thing in which the operators differ.
+//! Gates of a step: decay and β. They are the only difference between GDN and KDA.
 
 use gated_delta_kernels::step::Gate;
 
@@ -11,7 +11,7 @@ pub enum BetaScale {
     /// Factor 1: β in (0, 1).
     #[default]
     One,
-    /// Factor 2: β in (0, 2), so that states may have negative eigenvalues (OLMo-Hybrid).
+    /// Factor 2: β in (0, 2). The transition I − β k̂ k̂ᵀ may then have a negative eigenvalue (OLMo-Hybrid).
     Two,
 }
 
@@ -34,7 +34,8 @@ impl BetaScale {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum GdnGates<'a> {
-    /// Raw projections. The kernel computes the log decay −exp(A_log) · softplus(a + dt_bias), and β = sigmoid(b) · beta_scale.
+    /// Raw projections. The kernel computes the log decay −exp(A_log) · softplus(a + dt_bias), with
+    /// softplus(x) = log(1 + exp(x)), and β = beta_scale · sigmoid(b), both in f32.
     #[non_exhaustive]
     Raw {
         /// Projection `[B, T, HV]` of the decay, bf16, f16 or f32.
@@ -77,7 +78,7 @@ impl<'a> GdnGates<'a> {
         Self::Given { g, beta }
     }
 
-    /// Sets the factor of sigmoid(b), by default one. No effect on given gates.
+    /// Sets the factor of sigmoid(b), by default 1. No effect on given gates.
     #[must_use]
     pub fn beta_scale(mut self, scale: BetaScale) -> Self {
         if let Self::Raw { beta_scale, .. } = &mut self {
@@ -91,8 +92,8 @@ impl<'a> GdnGates<'a> {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct KdaGates<'a> {
-    /// Log decays `[B, T, HV, K]` of every key channel, or the numbers that they are computed from (see `kind`): bf16, f16 or f32. Strides
-    /// of rows, tokens and heads are free.
+    /// Log decays `[B, T, HV, K]`, one per key channel, or the numbers that they are computed from (see `kind`): bf16, f16 or
+    /// f32. Strides of rows, tokens and heads are free.
     pub g: Tensor<'a>,
     /// Function from `g` to the log decay.
     pub kind: KdaDecay<'a>,
@@ -127,7 +128,7 @@ impl<'a> KdaGates<'a> {
 pub enum KdaDecay<'a> {
     /// `g` is the log decay.
     Log,
-    /// The log decay is −exp(A_log) · softplus(g + dt_bias).
+    /// The log decay is −exp(A_log) · softplus(g + dt_bias), with softplus(x) = log(1 + exp(x)).
     Softplus {
         /// A_log `[H]` or `[HV]`, f32.
         a_log: Tensor<'a>,
@@ -183,7 +184,7 @@ pub struct GateParts<'a> {
 /// Form of gates: everything but their tensors.
 #[derive(Clone, Copy)]
 pub struct GateForm {
-    /// The decay is one per key channel (KDA), not one per head (GDN).
+    /// Whether the gates have one decay per key channel (KDA) instead of one per head (GDN).
     pub(crate) per_channel: bool,
     pub(crate) kind: Gate,
     pub(crate) lower_bound: Option<f32>,
@@ -209,8 +210,8 @@ impl GateForm {
         }
     }
 
-    /// Form of the gates of a launch without tokens, by the operator whose steps wrote the ring `decays`: GDN's is `[P, HV, R]`, KDA's
-    /// `[P, HV, R, K]`.
+    /// Form of the gates of a flush, which has no gate tensors. The rank of the ring `decays` gives the operator: GDN has
+    /// `[P, HV, R]`, KDA `[P, HV, R, K]`.
     pub(crate) fn of_none(decays: &Tensor<'_>) -> Self {
         Self::given(decays.dims().len() == 4)
     }

@@ -11,12 +11,12 @@ use crate::tensor::Tensor;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {
-    /// x
+    /// x, unchanged.
     None,
-    /// x · sigmoid(x)
+    /// x · sigmoid(x).
     #[default]
     Silu,
-    /// sigmoid(x)
+    /// sigmoid(x).
     Sigmoid,
 }
 
@@ -41,17 +41,17 @@ impl fmt::Display for Activation {
     }
 }
 
-/// A layer's projection x and its short causal convolution, channel by channel. The result is q, k and v.
+/// A layer's projection x and its short causal convolution. Each channel is convolved separately. The results are q, k and v.
 ///
 /// ```text
 /// y_t[c] = act(bias[c] + Σ_j weight[c, j] · x_{t−W+1+j}[c])    j = 0 … W − 1
 /// ```
 ///
-/// There are D = 2·H·K + HV·V channels: those of q, then k, then v, each head by head. The convolution has W taps. q, k and v stay in f32,
-/// without rounding. K and V are the dims of the states and of `o`.
+/// The projection has D = 2·H·K + HV·V channels: those of q, then k, then v, each head by head. The convolution has W taps. q, k
+/// and v stay in f32, without rounding. K and V are the dims of the states and of `o`.
 ///
-/// The *window* of a row is the W − 1 inputs before its first token, unchanged, oldest first. Windows are kept as states are, in a tensor
-/// with as many slots as the pool:
+/// The *window* of a row holds the last W − 1 inputs x before its first token, oldest first. Windows are kept as states are, in a
+/// tensor with as many slots as the pool:
 ///
 /// | states | shape of a slot of `windows` | read | written |
 /// |---|---|---|---|
@@ -61,19 +61,20 @@ impl fmt::Display for Activation {
 /// | [`States::read_only`](super::States::read_only) | `[D, W − 1]` | the read slot | nothing |
 /// | [`States::per_token`](super::States::per_token) | `[D, W − 2 + T]` | slot `token_slots[b, 0]`: columns `a − 1 .. a + W − 2`, where a is `accepted[b]` | the same slot: columns `0 .. W − 2 + n` |
 ///
-/// With token slots, a row of n tokens writes its window without the oldest input, then x of its tokens; later columns stay as they were. A
-/// row whose first token slot is out of range or null is inactive, whatever its other slots are. The window after every token may also go
-/// to [`window_snapshots`](Self::window_snapshots), as states go to [`Step::snapshots`](super::Step::snapshots). A fresh row starts from a
-/// window of zeros.
+/// With token slots, a row of n tokens writes its window without the oldest input, then x of its tokens; later columns keep their
+/// values. A row whose first token slot is out of range or null is inactive, whatever its other slots are. The window after every
+/// token may also be written to [`window_snapshots`](Self::window_snapshots), as states are to
+/// [`Step::snapshots`](super::Step::snapshots). A fresh row starts from a window of zeros.
 ///
-/// T is any number. A block computes all value heads of a query/key head, so HV/H is at most 16, and less if T + T' tokens need too much
-/// shared memory. With [`Formulation::Parallel`](super::Formulation::Parallel), a cluster of blocks computes them: HV/H is at most 8 (KDA:
-/// 4), and HV/H above 1 needs a GPU of compute capability 9.0. [`Formulation::Auto`] is `Parallel` for 2 to 8 tokens (f32 states: 3
-/// to 8), but for 16-bit V-last states; on an older GPU it goes token by token instead.
+/// T is any number that the formulation takes. A block computes all value heads of a query/key head, so HV/H is at most 16, and
+/// less if T + T' tokens need too much shared memory. With [`Formulation::Parallel`](super::Formulation::Parallel), a cluster of
+/// blocks computes them: HV/H is at most 8 (KDA: 4), and HV/H above 1 needs a GPU of compute capability 9.0.
+/// [`Formulation::Auto`] is `Parallel` for 2 to 8 tokens (f32 states: 3 to 8), except with 16-bit V-last states. On a GPU that
+/// lacks the clusters or the shared memory for this, it is `Recurrent`.
 ///
 /// [`Formulation::Auto`]: super::Formulation::Auto
 ///
-/// A decode of an engine that keeps its windows token by token, `[P, W − 1, D]`, and whose projection has z after x:
+/// A decode of an engine that stores its windows token by token, `[P, W − 1, D]`. Its projection has z after x:
 ///
 /// ```
 /// use gated_delta::{Convolution, DType, Gdn, GdnGates, Inputs, Norm, States, Tensor, Work};
@@ -98,12 +99,12 @@ impl fmt::Display for Activation {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Convolution<'a> {
-    /// Projection `[B, T, D]` (commit: `[B, T', D]`), bf16, f16 or f32: the inputs of q, k and v, side by side. Strides of rows and tokens
-    /// are free.
+    /// Projection `[B, T, D]` (commit: `[B, T', D]`), bf16, f16 or f32: the inputs of q, k and v, in this order along D. Strides
+    /// of rows and tokens are free.
     pub x: Tensor<'a>,
     /// H, the number of query/key heads.
     pub heads: usize,
-    /// Taps `[D, W]`, bf16, f16 or f32, oldest token's tap first, with W in 2..=4. The stride of channels is free.
+    /// Taps `[D, W]`, bf16, f16 or f32, the oldest token's tap first, with W in 2..=4. The stride of channels is free.
     pub weight: Tensor<'a>,
     /// Bias `[D]`, bf16, f16 or f32. Default: 0.
     pub bias: Option<Tensor<'a>>,
@@ -196,14 +197,14 @@ impl<'a> Convolution<'a> {
     }
 }
 
-/// Root mean square norm of the outputs of each value head, gated by z.
+/// Root mean square norm of the outputs of each value head, gated by z. The mean is over the V channels of the head.
 ///
 /// ```text
 /// o = weight · o / √(mean(o²) + eps) · act(z)
 /// ```
 ///
-/// The computation is in f32, on the output before rounding. T is any number; the limits of [`Convolution`] hold. A commit has no outputs,
-/// and so no norm.
+/// The computation is in f32, on the output before rounding. T is any number that the formulation takes; the limits of
+/// [`Convolution`] hold. A commit has no outputs, and therefore no norm.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Norm<'a> {

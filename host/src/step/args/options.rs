@@ -1,8 +1,8 @@
-//! Settings of a layer, besides its shapes.
+//! Settings of a layer other than its shapes.
 
 use std::fmt;
 
-/// Settings of a layer, besides its shapes: the same in every launch.
+/// Settings of a layer other than its shapes. They are the same in every launch of the layer.
 ///
 /// ```
 /// use gated_delta::{HeadMap, Options, StateLayout};
@@ -80,22 +80,22 @@ impl Options {
         self
     }
 
-    /// Names a [formulation](Formulation) for the sake of its guarantees. By default the library chooses.
+    /// Names a [formulation](Formulation), to get its guarantees. By default the library chooses.
     #[must_use]
     pub const fn formulation(mut self, formulation: Formulation) -> Self {
         self.formulation = formulation;
         self
     }
 
-    /// Splits the rows of a prefill at multiples of `tokens` tokens of their sequences ([`Step::positions`](super::Step::positions)); a
-    /// multiple of 64. A launch works all splits of a row at once, with about three times the work: this is for few heads and long rows,
-    /// which leave most of a GPU idle. docs/prefill.md has times. K is 128, and the
-    /// [workspace](super::Step::workspace) is larger. Steps that are no prefill ignore the option, and so do GPUs other than Hopper (compute
-    /// capability 9.0).
+    /// Splits the rows of a prefill at multiples of `tokens` tokens of their sequences
+    /// ([`Step::positions`](super::Step::positions)). `tokens` is a multiple of 64. All splits of a row run in parallel, with
+    /// about three times the work. This is for few heads and long rows, which leave most of a GPU idle; docs/prefill.md has
+    /// times. It requires K = 128 and a larger [workspace](super::Step::workspace). Steps that are no prefill ignore the option,
+    /// and so do GPUs other than Hopper (compute capability 9.0).
     ///
-    /// Results depend on the positions of tokens alone, as without splits: with f32 states a prompt that is cut into launches at
-    /// multiples of `tokens` keeps every bit. The state at the begin of a split is off by up to 2⁻²⁴ of the largest state within the
-    /// split before, beside the errors of any prefill.
+    /// Results depend only on the positions of tokens, as without splits: with f32 states, a prompt that is cut into launches at
+    /// multiples of `tokens` keeps every bit. The state at the start of a split has an error of up to 2⁻²⁴ of the largest state
+    /// within the previous split, in addition to the errors of any prefill.
     #[must_use]
     pub const fn split(mut self, tokens: u32) -> Self {
         self.split = Some(tokens);
@@ -147,14 +147,15 @@ pub enum Formulation {
     ///   K-last, HV/H is at most 8 (KDA: 4), and HV/H above 1 needs a GPU with clusters of blocks (compute capability 9.0);
     /// - otherwise `Recurrent`.
     ///
-    /// The number of tokens that a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) rows, and T' of previous
-    /// tokens. A commit has the choice of a step of its T' tokens. The choice ignores B and the actual lengths of rows: launches whose rows
-    /// are to agree have to state the same bound.
+    /// The number of tokens that a row may have is T of dense rows, `max_tokens` of [packed](super::Step::packed) rows, and T' of
+    /// previous tokens. A commit has the choice of a step of its T' tokens. The choice ignores B and the actual lengths of rows.
+    /// Launches whose rows must have equal bits therefore have to state the same bound.
     ///
-    /// With a [ring](super::Pending) on bf16 states, the choice is `Parallel` if drafts may come: T or R − N above 1, N above 8, `updates`
-    /// in bf16, or a ring of inputs. So all steps of the ring agree with its flush. There is one exception: a layer that can take only
-    /// single tokens, on a ring with room for more. Such a layer has a convolution without a ring of inputs, or a norm of more value heads
-    /// than the kernels for drafts take. For it, name `Recurrent`, also in the flush.
+    /// With a [ring](super::Pending) on bf16 states, the choice is `Parallel` if the ring has room for drafts: T or R − N above
+    /// 1, N above 8, `updates` in bf16, or a ring of inputs. All steps of the ring then agree with its flush. There is one
+    /// exception: a layer that can take only single tokens, on a ring with room for more. Such a layer has a convolution without
+    /// a ring of inputs, or a norm of more value heads than the kernels for drafts take. For such a layer, name `Recurrent`, also
+    /// in the flush.
     ///
     /// [`Work::formulation`](crate::Work::formulation) returns the choice for a launch on a GPU with clusters. The launch has the bits of
     /// one that names this formulation.
@@ -162,21 +163,23 @@ pub enum Formulation {
     Auto,
     /// Token by token in f32, up to 16 tokens. With f32 states, a launch of T tokens has the bits of T launches of one token.
     Recurrent,
-    /// All tokens of a row together, on tensor cores, at most 16, new or previous: from 9 on in two sets of up to 8. States are f32 between
-    /// sets, also those of bf16 and f16: f32 states have the bits of a launch of the first 8 tokens and one of the others. With a
-    /// convolution or a norm a row has at most 8 tokens, and 16-bit states are K-last. Snapshots and token slots are not available.
+    /// All tokens of a row together, on tensor cores: at most 16, new or previous. 9 to 16 tokens are computed in two sets of up
+    /// to 8. The state between the sets is f32, also if the pool is bf16 or f16. So f32 states have the bits of two launches, one
+    /// of the first 8 tokens and one of the others. With a convolution or a norm a row has at most 8 tokens, and 16-bit states
+    /// are K-last. Snapshots and token slots are not available.
     Parallel,
     /// Chunks of up to 64 tokens, on tensor cores: a prefill of any number of tokens, with [`States::update`]. A
     /// [workspace](super::Step::workspace) is needed for rows of more than 64 tokens on Hopper (compute capability 9.0), and for rows of
     /// more than one token on other GPUs.
     ///
-    /// Products within a chunk are of f16 numbers, summed in f32. For finite inputs results differ from the f32 recurrence by up to 1e-3 of
-    /// the norms of q̂ and of the state. If the updates of tokens cancel each other (similar keys, β near 2, no decay), the difference is
-    /// up to 1e-3 of the sum of their magnitudes. An output depends on no later token, unless the inputs of that token have a NaN.
+    /// Products within a chunk have f16 operands and f32 accumulators. For finite inputs, results differ from the f32 recurrence
+    /// by up to 1e-3 of the norms of q̂ and of the state. If the updates of tokens cancel each other (similar keys, β near 2, no
+    /// decay), the difference is up to 1e-3 of the sum of their magnitudes. An output depends on no later token, unless the
+    /// inputs of that token have a NaN.
     ///
-    /// Chunks end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)). States between chunks are f32. A
-    /// chunk of one token has the bits of a decode of f32 states. So with f32 states, a prompt that is cut into launches at multiples of 64
-    /// keeps every bit.
+    /// Chunks end at multiples of 64 tokens of the sequence ([`Step::positions`](super::Step::positions)). States between chunks
+    /// are f32. A chunk of one token has the bits of a decode of f32 states. With f32 states, a prompt that is cut into launches
+    /// at multiples of 64 therefore keeps every bit.
     ///
     /// [`States::update`]: super::States::update
     Chunked,

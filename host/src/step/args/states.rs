@@ -2,8 +2,8 @@
 
 use crate::tensor::Tensor;
 
-/// States that a launch reads, and the slots that it writes. A pool of states is `[P, HV, V, K]` or `[P, HV, K, V]`, bf16, f16 or f32.
-/// Index tensors are i32, i64 or u32.
+/// States that a launch reads, and the slots that it writes. A pool of states is `[P, HV, V, K]` (K-last) or `[P, HV, K, V]`
+/// (V-last), bf16, f16 or f32. Index tensors are i32, i64 or u32.
 ///
 /// A row is inactive if its slot is negative, not below P, or the null slot.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +51,7 @@ pub struct PerToken<'a> {
     pub write_pool: Option<Tensor<'a>>,
     /// Slots `[B, T]` for the states after each token. An entry that is out of range or the null slot skips its store. The row starts from
     /// slot `token_slots[b, accepted[b] - 1]`, and is inactive if that entry is out of range or null. With a convolution, the row's window
-    /// is in slot `token_slots[b, 0]`; the row is also inactive if that one is out of range or null.
+    /// is in slot `token_slots[b, 0]`; the row is also inactive if this entry is out of range or null.
     pub token_slots: Tensor<'a>,
     /// Number of accepted tokens `[B]` of the last step, in 1..=T. Default: 1.
     pub accepted: Option<Tensor<'a>>,

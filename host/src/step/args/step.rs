@@ -22,19 +22,31 @@ pub type GdnCommit<'a> = Commit<'a, GdnGates<'a>>;
 /// A commit of a KDA layer: see [`Commit`].
 pub type KdaCommit<'a> = Commit<'a, KdaGates<'a>>;
 
-/// A decode, a verify, a resume or a prefill. T is in 1..=16; in a prefill it is any number. K = V is 64 or 128. GDN also takes K = 96 with
-/// V = 192, in the recurrent and chunked formulations. HV is a multiple of H.
+/// A decode, a verify, a resume or a prefill. T is in 1..=16; in a prefill it is any number. K = V is 64 or 128. GDN also takes
+/// K = 96 with V = 192, in the recurrent and chunked formulations. HV is a multiple of H.
+///
+/// For each token and value head, with the state S `[V, K]` in f32:
+///
+/// ```text
+/// k̂ = k · rsqrt(Σk² + 1e-6)    q̂ = q · rsqrt(Σq² + 1e-6) · scale    (without qk_l2norm: k̂ = k, q̂ = q · scale)
+/// S ← S diag(α)                α = exp(log decay): one per head in GDN, one per key channel in KDA
+/// δ = β (v − S k̂)
+/// S ← S + δ k̂ᵀ
+/// o = S q̂
+/// ```
+///
+/// A 16-bit state is rounded when it is stored. `o` is computed from the state before rounding.
 ///
 /// With [`Step::packed`], the `[B, T, …]` tensors are `[1, total, …]`. The innermost dim is contiguous. Strides of rows, tokens, heads,
 /// slots and snapshots are free, but elements of a written tensor must not overlap. Views that are not 16-byte aligned are accepted, and
 /// take a narrower path.
 ///
-/// A row is inactive if one of its indices is out of range or names the null slot. Its part of `o` is then zero, and it touches no state. A
-/// packed row whose bounds are out of range touches nothing at all, not even its part of `o`.
+/// A row is inactive if one of its indices is out of range or names the null slot. Its part of `o` is then zero, and the row
+/// touches no state. A packed row whose bounds are out of range touches nothing at all, not even its part of `o`.
 ///
-/// A row without tokens ends with the state that it starts from, or with zeros if it is fresh. If it reads one slot and writes another, the
-/// state and the window are copied bit for bit. With previous tokens, the kept ones are committed. With token slots, such a row touches
-/// nothing. `o` of packed tokens before the first bound and after the last one is zero.
+/// A row without tokens ends with its start state, or with zeros if it is fresh. If the row reads one slot and writes another,
+/// the state and the window are copied bit for bit. With previous tokens, the kept previous tokens are committed. With token
+/// slots, a row without tokens touches nothing. `o` of packed tokens before the first bound and after the last bound is zero.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step<'a, G> {
@@ -44,14 +56,15 @@ pub struct Step<'a, G> {
     pub gates: G,
     /// Output `[B, T, HV, V]`, bf16, f16 or f32, written.
     pub o: Tensor<'a>,
-    /// States that the rows start from, and the places that their new states go to.
+    /// States that the rows start from, and the places to write their new states to.
     pub states: States<'a>,
-    /// Tensor for the state after every token, `[B, steps, HV, V, K]` or `[B, steps, HV, K, V]` with steps ≥ T, of the pool's dtype,
-    /// written. It is independent of `states`.
+    /// Tensor for the state after every token, `[B, steps, HV, V, K]` (K-last) or `[B, steps, HV, K, V]` (V-last) with steps ≥ T,
+    /// of the pool's dtype, written. It is independent of `states`.
     pub snapshots: Option<Tensor<'a>>,
     /// Bounds of rows of different lengths, whose tokens are concatenated.
     pub packed: Option<Packed<'a>>,
-    /// Tokens of the last step. The accepted ones are committed before the new tokens. Requires [`States::update`], and excludes snapshots.
+    /// Tokens of the last step. The accepted tokens are committed before the new tokens. Requires [`States::update`], and
+    /// excludes snapshots.
     pub previous: Option<Previous<'a>>,
     /// Gated RMS norm of the outputs.
     pub norm: Option<Norm<'a>>,
@@ -72,12 +85,12 @@ pub struct Step<'a, G> {
     pub options: Options,
 }
 
-/// Checkpoints of a prefill: the states (and the convolution's windows) after every so many tokens of a sequence, from which later
-/// sequences may start (prefix caching). Each checkpoint has the bits of the final state of a prefill that ends there.
+/// Checkpoints of a prefill: the states (and the convolution's windows) after every `every` tokens of a sequence, from which
+/// later sequences may start (prefix caching). Each checkpoint has the bits of the final state of a prefill that ends there.
 ///
-/// Checkpoints go to the pool (and the windows) of the rows' final states. An entry of `slots` that is out of range or names the null slot
-/// skips its store. An entry that names the slot of another store of the launch is a race; [`Library::validate`](crate::Library::validate)
-/// finds it.
+/// Checkpoints are written to the pool (and the windows) of the rows' final states. An entry of `slots` that is out of range or
+/// names the null slot skips its store. An entry that names the slot of another store of the launch is a race;
+/// [`Library::validate`](crate::Library::validate) finds such a race.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Checkpoints<'a> {
@@ -142,18 +155,20 @@ pub enum Stored<'a> {
 pub struct Packed<'a> {
     /// Bounds `[B + 1]`, i32, i64 or u32: row b has the tokens `cu_seqlens[b] .. cu_seqlens[b + 1]`.
     pub cu_seqlens: Tensor<'a>,
-    /// T, the upper bound of a row's length. With T above 16 the step is a prefill, unless another [formulation](super::Formulation) is
-    /// named. Except in a prefill, a row of more than T tokens is out of range. A prefill with T up to 64 is one kernel without a
-    /// workspace, and a row of more than 64 tokens is out of range there. A larger T of a prefill is a hint, and may be any number.
+    /// T, the upper bound of a row's length. With T above 16 the step is a prefill, unless another
+    /// [formulation](super::Formulation) is named. Except in a prefill, a row of more than T tokens is out of range. On Hopper, a
+    /// prefill with T up to 64 is one kernel without a workspace, and a row of more than 64 tokens is out of range there. A
+    /// larger T of a prefill is a hint, and may be any number.
     pub max_tokens: usize,
 }
 
 /// Tokens of the last step: T' of each row, with T' in 1..=16. The first `keep` of them advance the row's start state. This state is
 /// rounded to the pool's dtype and written to the write slot. The new tokens start from it, and write only `o`.
 ///
-/// Results have the bits of a [`Commit`] followed by a verify that writes no state. The tensors are dense with free strides, whether or not
-/// the new tokens are packed, and have the dtypes of the new tokens' tensors. If the new tokens come as [`Inputs::Conv`], the previous ones
-/// are [`Stored::X`], and the window after the kept tokens is written. Otherwise they are [`Stored::Kv`].
+/// Results have the bits of a [`Commit`] followed by a verify that writes no state. The tensors are dense with free strides,
+/// whether or not the new tokens are packed, and have the dtypes of the new tokens' tensors. If the new tokens come as
+/// [`Inputs::Conv`], the previous tokens are [`Stored::X`], and the window after the kept tokens is written. Otherwise the
+/// previous tokens are [`Stored::Kv`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Previous<'a> {
@@ -178,7 +193,7 @@ pub struct Commit<'a, G> {
     pub gates: G,
     /// Number of tokens to commit, `[B]`, i32, i64 or u32, in 0..=T'. A row whose number is out of range is inactive.
     pub keep: Tensor<'a>,
-    /// States that the rows start from, and the places that their new states go to.
+    /// States that the rows start from, and the places to write their new states to.
     pub states: Update<'a>,
     /// Flags `[B]` of fresh rows, as in [`Step::fresh`](Step#structfield.fresh).
     pub fresh: Option<Tensor<'a>>,
@@ -280,9 +295,11 @@ impl<'a, G> Step<'a, G> {
     /// Sets the scratch memory of a prefill: f32 of any dims, contiguous and 16-byte aligned, of at least
     /// [`Work::workspace_bytes`](crate::Work::workspace_bytes). The step becomes a prefill.
     ///
-    /// The contents mean nothing before or after a launch. A workspace belongs to one stream at a time, and has to outlive graphs that
-    /// captured a launch with it. None is needed if T, or the `total` of packed rows, is at most 64, or if T of packed rows
-    /// [promises](Packed::max_tokens) so. A workspace that is given then is not used.
+    /// The contents mean nothing before or after a launch. A workspace belongs to one stream at a time, and has to outlive graphs
+    /// that captured a launch with it. On Hopper, a launch without [splits](Options::split) needs no workspace if T, or the
+    /// `total` of packed rows, is at most 64, or if T of packed rows [promises](Packed::max_tokens) at most 64. On other GPUs the
+    /// bound is 1 in place of 64, and with a norm and V above 64 a workspace is needed for any T. A workspace that is not needed
+    /// is not used.
     #[must_use]
     pub fn workspace(mut self, workspace: Tensor<'a>) -> Self {
         self.workspace = Some(workspace);
@@ -304,7 +321,7 @@ impl<'a> Inputs<'a> {
         Self::Qkv { q, k, v }
     }
 
-    /// Creates inputs from the layer's projection, of which a convolution makes query, key and value.
+    /// Creates inputs from the layer's projection. A convolution computes query, key and value from it.
     #[must_use]
     pub fn conv(convolution: Convolution<'a>) -> Self {
         Self::Conv(convolution)

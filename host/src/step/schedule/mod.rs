@@ -21,7 +21,7 @@ use crate::step::shape::MAX_BATCH;
 use prefill::MOST_SEGMENTS;
 use shapes::{PAIRED_FROM, blocks_of};
 
-/// Range of a prompt's chunks in a launch. Chunks of more than one token are numbered alike.
+/// Range of a prompt's chunks in a launch. Units (chunks of more than one token) have the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub first: u32,
@@ -70,8 +70,8 @@ pub(crate) struct Beside<T> {
     pub convolve: Option<(T, LaunchShape)>,
     /// The intra-chunk pass, before the main entry, over all chunks or those of a segment.
     pub prepare: Option<(T, LaunchShape)>,
-    /// The launches of rows in splits before the main entry's last one: the same scan for transitions, and the carry of states. They
-    /// are there if a row may reach the end of a split.
+    /// The launches for rows in splits before the main entry's last launch: the same scan for transitions, and the carry of
+    /// states. They exist if a row may reach the end of a split.
     pub splits: Option<Splits<T>>,
     /// The launch of rows of one token, after the main entry and concurrent with it.
     pub single: Option<(T, LaunchShape)>,
@@ -140,7 +140,7 @@ impl Cuts {
 /// All launches of a request, as entries, kernels or compiled functions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Launches<T> {
-    /// The only launch, or the one that has variants. Of a prompt in segments, it is launched once for each.
+    /// The only launch, or the launch that has variants. For a prompt in segments, it is launched once per segment.
     pub main: (T, LaunchShape),
     pub beside: Beside<T>,
     pub cuts: Cuts,
@@ -251,13 +251,13 @@ impl<T: Copy> Launches<T> {
     }
 }
 
-/// Largest number of launches of a request: two for each segment, and three beside them.
+/// Largest number of launches of a request: two for each segment, and three others.
 const MOST_LAUNCHES: usize = 2 * MOST_SEGMENTS + 3;
 
 /// Launches in order, ready to be enqueued one after the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sequence<T> {
-    /// `None` behind the last.
+    /// `None` after the last launch.
     all: [Option<Launch<T>>; MOST_LAUNCHES],
 }
 
@@ -333,8 +333,8 @@ impl Problem {
         }
     }
 
-    /// The launches for all numbers of rows, if the problem is no prefill: only the grid's z extent depends on B. The list ends early if
-    /// the GPU has no kernel.
+    /// The launches for all numbers of rows, if the problem is no prefill: only the grid's extent in z depends on B. The list
+    /// ends early if the GPU has no kernel.
     pub fn by_rows(&self, gpu: Gpu) -> impl Iterator<Item = ByRows<Entry>> {
         let heads = self.kind.last_heads(gpu).chain([PAIRED_FROM]);
         let rows = heads.map(|heads| heads / self.value_heads());

@@ -19,7 +19,7 @@ pub(crate) enum Parameter {
 }
 
 impl Parameter {
-    /// The parameter of a launch as bytes. A kernel reads all of them or a prefix.
+    /// The parameter of a launch as bytes. A kernel reads all of them, or only the first part.
     pub fn bytes<T>(&mut self, launch: &Launch<T>) -> &[u8] {
         if let Self::Prefill(params) = self {
             launch.say(params);

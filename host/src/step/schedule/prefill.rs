@@ -19,7 +19,8 @@ use crate::tensor::Tensor;
 /// Largest number of segments of a prompt.
 pub(crate) const MOST_SEGMENTS: usize = 8;
 
-/// Least number of chunks of a prompt that is cut into segments. For fewer, the intra-chunk pass takes no longer than a cut costs.
+/// Least number of chunks of a prompt that is cut into segments. With fewer chunks, the whole intra-chunk pass takes no longer
+/// than a cut costs.
 pub(crate) const SEGMENTED_FROM: u32 = 32;
 
 /// Least numbers of chunks of the first segment (its intra-chunk pass overlaps nothing) and of the last segment.
@@ -28,16 +29,16 @@ const LEAST_OF_SEGMENT: [u32; 2] = [16, 8];
 /// Least growth from one segment to the next, in chunks, if the limit allows it. It keeps the number of segments small.
 const LEAST_GROWTH: u32 = 8;
 
-/// Number of a prompt's chunks for each chunk of its first segment. It limits a very long prompt to eight segments.
+/// Number of a prompt's chunks per chunk of its first segment. It limits a very long prompt to eight segments.
 const OF_FIRST_SEGMENT: u32 = 26;
 
 /// Divides a prompt of `units` chunks, whose scan has `blocks` blocks, into segments. Returns the first chunks of all segments except the
 /// first, then zeros.
 ///
-/// The intra-chunk pass of a segment runs concurrently with the scan of the previous segment, on the multiprocessors that the scan leaves
-/// free. These are at least half of all, and on them the pass takes 0.7 of the scan's time per chunk. So a segment may have up to 1.4 times
-/// the chunks of the previous one. It has no more than necessary, so that the results of its pass stay in L2 if they fit. The last segment
-/// has the remaining chunks.
+/// The intra-chunk pass of a segment runs concurrently with the scan of the previous segment, on the multiprocessors that the
+/// scan leaves free. These are at least half of all multiprocessors, and on them the pass takes 0.7 of the scan's time per chunk.
+/// A segment may therefore have up to 1.4 times the chunks of the previous segment. It has no more chunks than necessary, so that
+/// the results of its pass stay in L2 if they fit. The last segment has the remaining chunks.
 pub(crate) fn segments(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_SEGMENTS - 1] {
     let mut firsts = [0; MOST_SEGMENTS - 1];
     if units < SEGMENTED_FROM || 2 * blocks > u64::from(gpu.multiprocessors) {
@@ -63,9 +64,9 @@ pub(crate) fn segments(units: u32, blocks: u64, gpu: Gpu) -> [u32; MOST_SEGMENTS
 }
 
 impl Problem {
-    /// The launches around the main entry for rows of these lengths; none if the problem is no prefill. They are the convolution and the
-    /// intra-chunk pass of rows that are not short, the rows of one token among longer ones, and the last launch, which writes windows and
-    /// applies the norm to o of rows that are not short.
+    /// The launches before and after the main entry for rows of these lengths; none if the problem is no prefill. They are: the
+    /// convolution and the intra-chunk pass of rows of more than 64 tokens; the rows of one token among longer rows; and the last
+    /// launch, which writes windows and applies the norm to o of rows of more than 64 tokens.
     pub fn beside(&self, lengths: &Lengths) -> Beside<Entry> {
         if !self.is_chunked() {
             return Beside::NOTHING;
@@ -125,7 +126,8 @@ impl Problem {
         (lengths.longest.max(1) + before).div_ceil(every) as u32
     }
 
-    /// The launches of rows in splits. A split is as a row to the grid of a scan; in the pass for transitions it is as two.
+    /// The launches of rows in splits. In the grid of a scan, a split counts as one row; in the pass for transitions it counts as
+    /// two.
     pub(super) fn launches_of_splits(
         &self,
         entry: Entry,
@@ -178,8 +180,9 @@ impl Problem {
         elsewhere.workspace_bytes(lengths)
     }
 
-    /// Size in bytes of the workspace for rows of these lengths. A prompt in segments needs room for the states between segments. All rows
-    /// with as many chunks get this room, since on some GPU they may be one prompt in segments; so more rows never need less.
+    /// Size in bytes of the workspace for rows of these lengths. A prompt in segments needs room for the states between segments.
+    /// All rows with as many chunks get this room, because on some GPU they may be one prompt in segments. More rows therefore
+    /// never need less.
     pub fn workspace_bytes(&self, lengths: &Lengths) -> u64 {
         let prepare = match self.is_chunked() && self.single(lengths).is_none() {
             true => self.kind_of(lengths).prepare(),
@@ -221,7 +224,7 @@ impl Problem {
     }
 }
 
-/// Checks that the workspace has at least `wanted` bytes, if that is not 0.
+/// Checks that the workspace has at least `wanted` bytes, if `wanted` is not 0.
 #[inline]
 pub fn check_workspace(wanted: u64, workspace: Option<&Tensor<'_>>) -> Result<(), Error> {
     if wanted == 0 {
@@ -286,7 +289,7 @@ mod tests {
             assert_eq!(counts.iter().sum::<u32>(), units);
             assert!(counts[0] >= 16 && counts.last() >= Some(&8), "{units}");
             for (i, pair) in counts.windows(2).enumerate() {
-                // A remainder that is too short for a segment is part of the last one.
+                // A remainder that is too short for a segment of its own is part of the last segment.
                 let rest = if i + 2 == counts.len() { 7 } else { 0 };
                 assert!(5 * (pair[1] - rest) <= 7 * pair[0], "{units}: {counts:?}");
             }

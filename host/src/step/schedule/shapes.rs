@@ -7,15 +7,15 @@ use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 
-/// Shared memory of a block in bytes, of which a multiprocessor has room for only one.
+/// Shared memory of a block in bytes that leaves a multiprocessor no room for a second such block.
 const ALONE_BYTES: u32 = 116 * 1024;
 
-/// Shared memory of a block in bytes that leaves a multiprocessor no room for any other block. A scan that runs concurrently with an
-/// intra-chunk pass keeps its multiprocessors to itself in this way.
+/// Shared memory of a block in bytes that leaves a multiprocessor no room for any other block. A scan that runs concurrently with
+/// an intra-chunk pass uses it to keep its multiprocessors to itself.
 pub(crate) const WHOLE_BYTES: u32 = 227 * 1024;
 
-/// Largest number of value heads for which each block has only one. With more, a block has two if the entry allows it, so that the blocks
-/// need fewer turns (an H200 has 132 multiprocessors).
+/// Largest number of value heads for which each block has only one. With more value heads, a block has two if the entry allows
+/// it, so that the grid needs fewer waves (an H200 has 132 multiprocessors).
 pub const PAIRED_FROM: u32 = 132;
 
 /// Number of blocks of a launch.
@@ -23,7 +23,7 @@ pub fn blocks_of(shape: &LaunchShape) -> u64 {
     shape.grid.into_iter().map(u64::from).product()
 }
 
-/// Says whether an entry processes the rows of one token of a prefill.
+/// Whether an entry processes the rows of one token of a prefill.
 fn takes_singles(entry: Entry) -> bool {
     let computes = entry.computes();
     computes.is_some_and(|computes| computes.family.takes_singles())
@@ -32,7 +32,8 @@ fn takes_singles(entry: Entry) -> bool {
 impl Problem {
     pub fn shape(&self, entry: Entry, lengths: &Lengths) -> LaunchShape {
         let (c, batch) = (&self.constants, lengths.rows);
-        // A block has one value head, all value heads of a query/key head, or two if blocks of one would need more than one turn.
+        // A block has one value head, all value heads of a query/key head, or two if blocks with one value head would need more
+        // than one wave.
         let take_turns = batch.saturating_mul(self.value_heads()) > PAIRED_FROM;
         let across = match entry.max_heads() {
             1 if entry.makes_pairs() && c.ratio.is_multiple_of(2) && take_turns => c.ratio / 2,
@@ -61,9 +62,10 @@ impl Problem {
         }
     }
 
-    /// The shape of a launch on a GPU. It overlaps the previous launch if the entry allows that. If the whole grid fits in one wave, it
-    /// asks for enough shared memory that a multiprocessor holds only one of its blocks, even if the launch starts early. If the GPU
-    /// `is_shared` with the next launch, it asks for enough that no block of that launch fits on the same multiprocessor.
+    /// The shape of a launch on a GPU. The launch overlaps the previous launch if the entry allows it. If the whole grid fits in
+    /// one wave, the launch requests enough shared memory that a multiprocessor holds only one of its blocks, even if the launch
+    /// starts early. If the GPU `is_shared` with the next launch, it requests enough that no block of the next launch fits on the
+    /// same multiprocessor.
     pub fn shape_on(
         &self,
         entry: Entry,

@@ -40,13 +40,14 @@ type Row = (u32, Entry);
 /// Threshold of an entry for any number of heads.
 const ANY: u32 = u32::MAX;
 
-/// Threshold of an entry that is never selected on the measured GPU: it is for machines that no other entry of the table serves.
+/// Threshold of an entry that is never selected on the measured GPU, because it is for machines that no other entry of the table
+/// serves.
 const ELSEWHERE: u32 = 0;
 
 /// The only entry of a family for each K, in the order 64, 96, 128.
 type ByDim = [Option<Entry>; 3];
 
-/// Finds the entries of a stage of a prefill that has one for each K, of one operator or of both.
+/// Finds the entries of a stage of a prefill that has one entry for each K. `$per_channel` is a pattern for the operator.
 macro_rules! by_dim {
     ($stage:ident, $per_channel:pat) => {{
         const fn find(k: u32) -> Option<Entry> {
@@ -68,8 +69,8 @@ macro_rules! by_dim {
 }
 
 impl Kind {
-    /// The state dtype in the names of the entries. Entries of bf16 also take f16, by a load-time constant, except deferred drafts. In
-    /// sets of tokens, states are f32 in shared memory.
+    /// The state dtype in the names of the entries. Entries of bf16 also take f16, by a load-time constant, except deferred
+    /// drafts. For tokens in sets, the state in shared memory is f32.
     fn state_of_entries(self) -> DType {
         match self.state {
             DType::Bf16 | DType::F16 if self.in_sets => DType::F32,
@@ -105,31 +106,32 @@ impl Kind {
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// The carry of states from split to split. It is launched between the passes of the main entry, with the same constants.
+    /// The carry of states from split to split. It is launched between the two passes of the main entry, with the same constants.
     pub fn carry(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Carry, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// The last launch of a prefill, with the constants of the main entry. It writes windows, and applies the norm to o of rows that are
-    /// not short.
+    /// The last launch of a prefill, with the constants of the main entry. It writes windows, and applies the norm to o of rows
+    /// of more than 64 tokens.
     pub fn finish(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Finish, _);
         self.of_dim(ALL).filter(|_| self.is_chunked())
     }
 
-    /// The kernel of rows of one token. It is launched after the main entry and runs concurrently with it, with the same constants.
+    /// The kernel for rows of one token. It is launched after the main entry and runs concurrently with it, with the same
+    /// constants.
     pub fn single(self) -> Option<Entry> {
         const ALL: ByDim = by_dim!(Single, _);
         self.prepare().and_then(|_| self.of_dim(ALL))
     }
 
-    /// Says whether the last launch applies the norm. It does if there is an intra-chunk pass.
+    /// Whether the last launch applies the norm. It does if the prefill has an intra-chunk pass.
     pub fn norms_behind(self) -> bool {
         self.norm && self.prepare().is_some()
     }
 
-    /// All entries that are launched around the main entry, with or without a convolution.
+    /// All entries that are launched before and after the main entry, with or without a convolution.
     pub fn beside(self, convolves: bool) -> impl Iterator<Item = Entry> {
         let convolve = self.convolve().filter(|_| convolves);
         let finish = self.finish();
@@ -138,7 +140,7 @@ impl Kind {
         all.into_iter().flatten()
     }
 
-    /// The kinds of a launch that differ in lengths, which are not constants.
+    /// The kinds of a launch for rows of different lengths, which are not constants.
     pub fn of_any_lengths(self) -> Vec<Self> {
         [Some(self), self.of_short_rows()]
             .into_iter()
@@ -152,12 +154,12 @@ impl Kind {
         (self.family.is_chain()).then_some(Self { family, ..self })
     }
 
-    /// Largest HV / H, if the kernels compute all value heads of a query/key head together. Otherwise `None`.
+    /// Largest HV / H of kernels that compute all value heads of a query/key head together. `None` for other kernels.
     pub fn max_heads(self) -> Option<u32> {
         if !self.is_layer() {
             return None;
         }
-        // Some entries for a single value head take only that one.
+        // Some entries for a single value head take only one value head.
         let of_several = Self { ratio: 2, ..self };
         let entries = rows(of_several).iter();
         let most = |&(_, entry): &Row| {
@@ -194,7 +196,7 @@ impl Kind {
         Err(self.no_room(|_| true))
     }
 
-    /// The error that names the largest number that has room, among the variants that a GPU `takes`.
+    /// The error that names the largest number that fits, among the variants that a GPU `takes`.
     #[cold]
     fn no_room(self, takes: impl Fn(Entry) -> bool) -> Error {
         let fits = |kind: Self| {
@@ -220,13 +222,13 @@ impl Kind {
         }
     }
 
-    /// Says whether `entry` has room for the value heads that a block computes together, and for the tokens.
+    /// Whether `entry` has room for the value heads that a block computes together, and for the tokens.
     fn has_room(self, entry: Entry) -> bool {
         self.ratio <= entry.max_ratio() && self.shared_bytes(entry) <= most_shared_bytes(entry)
     }
 
-    /// The entry for `heads` = B · HV states on a GPU. The thresholds are scaled by the number of multiprocessors. If the selected entry
-    /// has no room, the next one that has room is taken.
+    /// The entry for `heads` = B · HV states on a GPU. The thresholds are scaled by the number of multiprocessors. If the
+    /// selected entry has no room, the next entry with room is taken.
     pub fn entry(self, heads: u32, gpu: Gpu) -> Result<Entry, Error> {
         let measured = u64::from(heads) * u64::from(MEASURED_ON.multiprocessors);
         let reaches =

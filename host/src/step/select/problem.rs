@@ -12,7 +12,7 @@ use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 use crate::tensor::DType;
 
-/// Says whether a scan takes rows in splits: one by warpgroups with K = V = 128, whose blocks have 64 rows of a state, does.
+/// Whether a scan takes rows in splits. The scan by warpgroups with K = V = 128, whose blocks have 64 rows of a state each, does.
 pub(crate) fn takes_splits(entry: Entry) -> bool {
     let computes = entry.computes();
     let has_splits =
@@ -21,7 +21,7 @@ pub(crate) fn takes_splits(entry: Entry) -> bool {
 }
 
 impl Problem {
-    /// The same problem for a GPU: the constants of a prefill, and the blocks of a multiprocessor, depend on the GPU.
+    /// The same problem for a GPU. The constants of a prefill, and the number of blocks per multiprocessor, depend on the GPU.
     pub fn on(mut self, gpu: Gpu) -> Self {
         if self.is_chunked() {
             self.constants.machine = gpu.machine();
@@ -40,7 +40,7 @@ impl Problem {
         self
     }
 
-    /// Blocks of a multiprocessor that registers leave room for on a machine, by the sort of kernel.
+    /// Number of blocks per multiprocessor that the registers have to leave room for on this machine, by sort of kernel.
     fn blocks_per_sm(&self, machine: u32) -> u32 {
         let (kind, constants) = (self.kind, &self.constants);
         if kind.is_chunked() {
@@ -54,9 +54,9 @@ impl Problem {
         }
     }
 
-    /// The kind for rows of these lengths. On Hopper short rows have kernels of their own.
+    /// The kind for rows of these lengths. On Hopper, short rows have kernels of their own.
     pub fn kind_of(&self, lengths: &Lengths) -> Kind {
-        // A row has the bits of its splits, however short it is.
+        // With splits, a short row keeps the same kernels, so that it has the bits of a split row.
         let is_short = self.is_on_hopper() && lengths.are_short() && self.constants.split == 0;
         let short = self.kind.of_short_rows().filter(|_| is_short);
         short.unwrap_or(self.kind)
@@ -79,8 +79,8 @@ impl Problem {
         found.ok_or_else(|| unsupported("split", self.constants.split as usize, "none"))
     }
 
-    /// The kernel of rows of one token, if every row has at most one: it is then launched alone, without a scan. `None` if the norm after a
-    /// scan would need outputs that this kernel does not leave.
+    /// The kernel for rows of one token, if no row has more than one token: the kernel is then launched alone, without a scan.
+    /// `None` if the norm after a scan would need outputs that this kernel does not leave.
     pub fn single(&self, lengths: &Lengths) -> Option<Entry> {
         let is_alone = lengths.are_single() && !self.leaves_tokens();
         self.kind.single().filter(|_| is_alone)
@@ -96,7 +96,7 @@ impl Problem {
             .chain(single)
     }
 
-    /// Every entry that is launched on a GPU for rows of some lengths.
+    /// Every entry that may be launched on a GPU, for rows of any lengths.
     pub fn entries(&self, gpu: Gpu) -> Vec<Entry> {
         let mut kinds = self.kind.of_any_lengths();
         kinds.retain(|kind| *kind == self.kind || self.is_on_hopper());
@@ -110,7 +110,7 @@ impl Problem {
         entries.into_iter().chain(beside).chain(carry).collect()
     }
 
-    /// The passes that an entry is launched for: two of a scan over rows in splits.
+    /// The passes that an entry is launched for: two for a scan over rows in splits, otherwise one.
     pub fn passes(&self, entry: Entry) -> impl Iterator<Item = (Entry, Pass)> + use<> {
         let has_transitions = self.constants.split != 0 && takes_splits(entry);
         let transition = has_transitions.then_some(Pass::Transition);

@@ -33,7 +33,7 @@ fn kind(
 fn kinds() -> impl Iterator<Item = Kind> {
     use StateLayout::{KLast, VLast};
 
-    // Besides, the mode, narrow views and T + T' have thresholds of their own.
+    // The mode, narrow views and T + T' have thresholds of their own too.
     let others = [
         (Mode::Update, false, 1),
         (Mode::Update, false, 4),
@@ -85,7 +85,8 @@ fn of_each_ratio() -> impl Iterator<Item = Kind> {
     kinds().flat_map(|kind| [1, 2].map(|ratio| Kind { ratio, ..kind }))
 }
 
-/// The kept states have tables of their own: f32 K-last updates of eight tokens, and V-last states after each of many tokens.
+/// The selected entry depends on the kept states: f32 K-last updates of eight tokens, and V-last states after each of many
+/// tokens.
 #[test]
 fn what_is_kept_chooses() {
     let kind = |layout, state, tokens, mode| Kind {
@@ -140,7 +141,8 @@ fn tables_rise_to_any_number_of_heads_and_hold_entries_of_their_kind() {
     }
 }
 
-/// An entry is in a table, launched around one that is, or in the list of entries that no launch selects.
+/// Every entry is in a table, is launched before or after an entry of a table, or is in the list of entries that no launch
+/// selects.
 #[test]
 fn every_entry_is_selected_by_some_kind_or_said_not_to_be() {
     let selected = of_each_ratio().flat_map(|kind| rows(kind).iter().map(|&(_, entry)| entry));
@@ -244,7 +246,7 @@ fn has_entries(name: &str, gpu: Gpu, kind: Kind) {
     }
 }
 
-/// If only fewer tokens or value heads have room, the error says how many.
+/// If only fewer tokens or value heads fit, the error says how many.
 #[test]
 fn what_has_no_room_in_a_block_is_an_error() {
     let (mut by_tokens, mut by_heads) = (0, 0);
@@ -281,7 +283,7 @@ fn what_has_no_room_in_a_block_is_an_error() {
     assert!(by_tokens > 0 && by_heads > 0);
 }
 
-/// With K-last states, the copier of a scan loads the states of a block that has all of a head.
+/// With K-last states, the producer warpgroup of a scan loads the state for a block that has a whole head.
 #[test]
 fn a_block_has_room_for_the_state_that_is_brought() {
     let bytes = |entry, layout, state| {

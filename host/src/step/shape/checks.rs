@@ -6,7 +6,7 @@ use crate::shapes::{Named, View, range, unsupported};
 use crate::step::args::StateLayout;
 use crate::tensor::DType;
 
-/// Largest number of rows of a launch: the limit of a grid's z extent.
+/// Largest number of rows of a launch: the limit of a grid's extent in z.
 pub const MAX_BATCH: usize = 65_535;
 
 /// Numbers of heads of a layer and their dims.
@@ -40,7 +40,7 @@ impl Heads {
         if h == 0 || h > MAX_BATCH {
             return Err(range("H", format!("1..={MAX_BATCH}"), h));
         }
-        // The division is in 32 bits, which is faster. A number that does not fit in 32 bits is no multiple either.
+        // The division is in 32 bits, which is faster. A number that does not fit in 32 bits is not a multiple either.
         let ratio = (hv as u32 / h as u32) as usize;
         if hv == 0 || hv > MAX_BATCH || ratio * h != hv {
             return Err(range(
@@ -72,7 +72,7 @@ impl Heads {
     }
 }
 
-/// Checks that a block has room for all value heads of a query/key head. `most` is the limit; `None`: the kernels have none.
+/// Checks that a block has room for all value heads of a query/key head. `most` is the limit; `None`: the kernels have no limit.
 pub(crate) fn ratio(ratio: usize, most: Option<u32>) -> Result<(), Error> {
     match most {
         Some(most) if ratio > most as usize => Err(range(
@@ -110,7 +110,7 @@ pub(crate) fn floats<'a, const N: usize>(
 /// Layout of a tensor's rows.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Rows {
-    /// Whether rows are concatenated: dim 0 has size one.
+    /// Whether rows are concatenated, so that dim 0 has size 1.
     pub packed: bool,
     /// Whether constants are the same for rows of any length.
     pub any_length: bool,
@@ -142,7 +142,8 @@ impl Strides {
             row,
             token,
             head,
-            // In a launch of rows of any length, the tokens' stride counts even if T is 1, so that constants do not depend on T.
+            // In a launch of rows of any length, the stride of tokens counts even if T is 1, so that constants do not depend on
+            // T.
             narrow: !is_wide || rows.any_length && !view.token_wide(),
         })
     }
@@ -172,7 +173,7 @@ fn steps<const N: usize>(view: View<'_, N>, rows: Rows) -> Result<[u32; 2], Erro
         true => 0,
         false => view.row_stride()?,
     };
-    // A launch of rows of any length has the rows' stride as a parameter, not as a constant.
+    // A launch of rows of any length has the stride of rows as a parameter, not as a constant.
     let row = if rows.any_length { 0 } else { row };
     let token = if rows.packed || rows.any_length || view.dims[1] > 1 {
         view.token_stride()?
@@ -182,7 +183,7 @@ fn steps<const N: usize>(view: View<'_, N>, rows: Rows) -> Result<[u32; 2], Erro
     Ok([row, token])
 }
 
-/// Checks a parameter of the gates, contiguous f32. Says whether it is aligned to 16 bytes.
+/// Checks a parameter of the gates: contiguous f32. Returns whether it is aligned to 16 bytes.
 pub(crate) fn parameter<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],
@@ -207,7 +208,8 @@ pub(crate) fn indices<const N: usize>(
     tensor.natural()
 }
 
-/// Checks a written float tensor of all slots, contiguous except for the stride of slots. Returns this stride in elements.
+/// Checks a written float tensor of all slots, contiguous except for the stride of slots. Returns the stride of slots in
+/// elements.
 pub(crate) fn floats_of_slots<const N: usize>(
     tensor: Named<'_>,
     letters: &'static [&'static str; N],

@@ -164,7 +164,7 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
             true => options.split.unwrap_or(0),
             false => 0,
         },
-        // A launch has its own.
+        // Every launch sets its own pass.
         pass: Pass::Output as u32,
         pending: found.rings.most,
         ring: found.rings.entries,
@@ -186,7 +186,7 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
                 && options.state_layout == StateLayout::VLast,
         ),
         per_channel: flag(gates.per_channel),
-        // The machine of the GPU that the thresholds were measured on. `Problem::on` sets that of another GPU.
+        // The machine that the thresholds were measured on. `Problem::on` sets the machine of another GPU.
         machine: if request.is_chunked() {
             machine::HOPPER
         } else {

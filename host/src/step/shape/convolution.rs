@@ -8,7 +8,7 @@ use crate::step::args::{Activation, Formulation};
 use crate::step::argument::Argument;
 use crate::step::request::{Phase, Request};
 
-/// Names of the dims of windows, and of windows in another pool to write: they have the slots of that pool, which has its own P.
+/// Names of the dims of windows, and of windows in another pool to write. The latter have the P of the written pool.
 const OF_SLOTS: [[&str; 3]; 2] = [["P", "D", "W - 1"], ["P of write_pool", "D", "W - 1"]];
 
 /// [`OF_SLOTS`] with token slots.
@@ -29,7 +29,7 @@ pub struct ConvolutionStrides {
     pub x: Strides,
     /// Stride of the weight's channels, in elements.
     pub weight_channel: u32,
-    /// Whether the taps of every channel are aligned to their size in bytes, if that is a power of two.
+    /// Whether the taps of every channel are aligned to their size in bytes, if this size is a power of two.
     pub wide_weight: bool,
     pub read: WindowStrides,
     pub write: WindowStrides,
@@ -146,7 +146,7 @@ fn activation(
     })
 }
 
-/// Checks the convolution, if there is one.
+/// Checks the convolution, if the launch has one.
 pub fn check(request: &Request<'_>, extents: &Extents) -> Result<ConvolutionStrides, Error> {
     let Some(conv) = request.conv() else {
         return Ok(ConvolutionStrides::default());
@@ -221,7 +221,7 @@ pub fn check(request: &Request<'_>, extents: &Extents) -> Result<ConvolutionStri
     })
 }
 
-/// Checks the norm, if there is one.
+/// Checks the norm, if the launch has one.
 pub fn check_norm(request: &Request<'_>, extents: &Extents) -> Result<NormStrides, Error> {
     let Some(norm) = request.norm else {
         return Ok(NormStrides::default());
@@ -239,7 +239,7 @@ pub fn check_norm(request: &Request<'_>, extents: &Extents) -> Result<NormStride
     let heads = extents.heads;
     let z = extents.new.values(norm.named_z(), heads)?;
     let weight = floats(norm.named_weight(), &["V"], &[heads.v_dim])?;
-    // Recurrent kernels have only narrow accesses. With a wide constant they would be compiled twice.
+    // Recurrent kernels have only narrow accesses. A wide constant would make them compile twice.
     let takes_wide = request.formulation != Formulation::Recurrent;
     let wide = takes_wide && !z.narrow && weight.wide();
     Ok(NormStrides { z, wide })

@@ -1,4 +1,4 @@
-//! Numbers of rows and tokens of tensors, and checks of tensors by them.
+//! Numbers of rows, tokens and heads of a launch, and checks of tensors against them.
 
 use super::checks::{Heads, Rows, Strides, indices};
 use crate::error::Error;
@@ -46,9 +46,9 @@ impl Letters {
 pub struct Extents {
     /// B, the number of rows.
     pub rows: usize,
-    /// Extent of the new tokens. T is 0 if there are none.
+    /// Extent of the new tokens. T is 0 if the launch has no new tokens.
     pub new: Extent,
-    /// Extent of the previous tokens. T' is 0 if there are none.
+    /// Extent of the previous tokens. T' is 0 if the launch has no previous tokens.
     pub previous: Extent,
     pub heads: Heads,
 }
@@ -137,8 +137,8 @@ fn of_new(request: &Request<'_>, given: &New<'_>) -> Result<(usize, Extent, [usi
     Ok((rows, extent, sizes))
 }
 
-/// Checks that some kernels take K. K = 96 is for GDN, recurrent or chunked; K = 64 is for GDN, and for KDA in the recurrent formulation. V
-/// is checked elsewhere.
+/// Checks that some kernels take K. K = 96 is for GDN, recurrent or chunked. K = 64 is for GDN, and for KDA in the recurrent
+/// formulation. V is checked elsewhere.
 fn check_keys(request: &Request<'_>, k_dim: usize) -> Result<(), Error> {
     use Formulation::{Chunked, Parallel};
     let with = match (k_dim, request.gates.per_channel, request.formulation) {

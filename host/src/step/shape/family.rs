@@ -1,4 +1,4 @@
-//! The family of kernels of a request: the family of its formulation, if it takes the tokens and the states.
+//! The family of kernels of a request. It follows from the formulation, and has to take the tokens and the states.
 
 use gated_delta_kernels::launch::{Family, Stage};
 
@@ -90,7 +90,7 @@ pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {
     Ok(around(Family::PARALLEL, is_layer))
 }
 
-/// The family of `family` with a convolution and a norm, if `is_layer`; otherwise `family`.
+/// The family with a convolution and a norm around `family`, if `is_layer`; otherwise `family`.
 fn around(family: Family, is_layer: bool) -> Family {
     match is_layer {
         false => family,
@@ -98,14 +98,14 @@ fn around(family: Family, is_layer: bool) -> Family {
     }
 }
 
-/// Says whether rows are dense and states are written to at most one place.
+/// Whether rows are dense and states are written to at most one place.
 fn is_plain(request: &Request<'_>) -> bool {
     !request.has(Argument::Snapshots)
         && !request.has(Argument::TokenSlots)
         && !request.has(Argument::CuSeqlens)
 }
 
-/// Checks that a number of tokens is in 1..=`most`, which `allowed` spells out, if there are such tokens.
+/// Checks that a number of tokens is in 1..=`most`, which `allowed` spells out. `None`: the launch has no such tokens.
 fn up_to(
     what: &'static str,
     tokens: Option<usize>,

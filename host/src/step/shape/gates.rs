@@ -10,7 +10,7 @@ use crate::step::request::Request;
 /// Numbers of rows and alignment of the parameters of the gates.
 #[derive(Default)]
 pub struct GateRows {
-    /// Whether the parameters have H rows, not HV.
+    /// Whether the parameters have H rows instead of HV rows.
     pub are_h: bool,
     /// Whether dt_bias has a value for each channel and is not aligned to 16 bytes.
     pub narrow_dt_bias: bool,

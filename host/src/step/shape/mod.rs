@@ -1,6 +1,7 @@
 //! Checks of arguments: shapes, dtypes, strides and alignment, and options that exclude each other.
 //!
-//! Each check is a function of a request and of the extents from [`Extents::of`]. Its result becomes a part of the load-time constants.
+//! Each check is a function of a request and of the extents from [`Extents::of`]. Its result becomes part of the load-time
+//! constants.
 
 pub(super) mod checks;
 mod constants;
@@ -47,7 +48,7 @@ struct Shape {
     rings: Rings,
 }
 
-/// Checks shapes, dtypes, strides and switches. Returns what to compile, whether or not there is a kernel for it.
+/// Checks shapes, dtypes, strides and switches. Returns the problem to compile, whether or not a kernel computes it.
 pub(super) fn check(request: &Request<'_>) -> Result<Problem, Error> {
     switches::check(request)?;
     let extents = Extents::of(request)?;
@@ -86,7 +87,7 @@ pub(super) fn check(request: &Request<'_>) -> Result<Problem, Error> {
 }
 
 impl Shape {
-    /// Says whether some access to the tensors of the tokens is not aligned to 16 bytes.
+    /// Whether some access to the tensors of the tokens is not aligned to 16 bytes.
     fn narrow_io(&self) -> bool {
         self.new.narrow()
             || self.previous.narrow()

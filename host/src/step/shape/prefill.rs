@@ -57,7 +57,7 @@ fn check_prefill(request: &Request<'_>) -> Result<(), Error> {
     )
 }
 
-/// Checks lengths (no table of kernels bounds them), positions, checkpoints, and the workspace except for its size.
+/// Checks lengths (which no table of kernels limits), positions, checkpoints, and the workspace except for its size.
 pub fn check_lengths(request: &Request<'_>, extents: &Extents) -> Result<(), Error> {
     if !request.is_chunked() {
         return Ok(());
@@ -104,7 +104,7 @@ fn check_split(split: u32, extents: &Extents) -> Result<(), Error> {
     }
 }
 
-/// Says whether the number of tokens fits in 32 bits.
+/// Whether the number of tokens fits in 32 bits.
 fn fits(rows: usize, tokens: usize) -> bool {
     rows.checked_mul(tokens)
         .is_some_and(|total| total <= u32::MAX as usize)

@@ -131,8 +131,8 @@ pub fn check(
     Ok((of, flushed))
 }
 
-/// Checks the ring of inputs, which is required if windows are deferred too, and the windows of a flush. Returns the stride of the ring's
-/// slots in elements, and the strides of the windows.
+/// Checks the ring of inputs, which is required if windows are deferred too, and the windows of a flush. Returns the ring's
+/// stride of slots in elements, and the strides of the windows.
 fn check_inputs(
     request: &Request<'_>,
     extents: &Extents,

@@ -12,7 +12,7 @@ pub struct TokenStrides {
     pub q: Strides,
     pub k: Strides,
     pub v: Strides,
-    /// Strides of the projection of previous tokens. Those of the new tokens' projection are with their convolution.
+    /// Strides of the projection of previous tokens. The strides of the new tokens' projection are with their convolution.
     pub x: Strides,
     pub gate: Strides,
     pub beta: Strides,
@@ -20,7 +20,7 @@ pub struct TokenStrides {
 }
 
 impl TokenStrides {
-    /// Says whether an access that could be wide is narrow.
+    /// Whether an access that could be wide is narrow.
     pub fn narrow(&self) -> bool {
         let Self {
             q, k, v, gate, o, ..
@@ -29,7 +29,7 @@ impl TokenStrides {
     }
 }
 
-/// Checks the tensors of the new tokens, if there are any.
+/// Checks the tensors of the new tokens, if the launch has new tokens.
 pub fn new(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Error> {
     let mut strides = TokenStrides::default();
     let Some(New { inputs, gates, o }) = request.new_tokens() else {
@@ -51,7 +51,7 @@ pub fn new(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Err
     Ok(strides)
 }
 
-/// Checks the tensors of the previous tokens, if there are any.
+/// Checks the tensors of the previous tokens, if the launch has previous tokens.
 pub fn previous(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides, Error> {
     let mut strides = TokenStrides::default();
     let Some(Kept {
@@ -74,7 +74,7 @@ pub fn previous(request: &Request<'_>, extents: &Extents) -> Result<TokenStrides
     }
     [strides.gate, strides.beta] = extent.gates(gates, heads, request.gates.per_channel)?;
     if let Some(new) = request.new_tokens() {
-        // `switches` has checked that both are convolved, or neither.
+        // `switches` has checked that both kinds of tokens are convolved, or neither.
         let [first, second, third] = new.inputs.named();
         match inputs {
             KeptInputs::Kv([k, v]) => {

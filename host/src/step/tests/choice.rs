@@ -1,4 +1,4 @@
-//! Tests of `Formulation::Auto` on both sides of every threshold: a launch with `Auto` is the launch that names the choice.
+//! Tests of `Formulation::Auto` on both sides of every threshold: a launch with `Auto` equals the launch that names the choice.
 
 use super::*;
 use crate::step::pending::Rings;
@@ -28,7 +28,7 @@ struct Ring {
     most: usize,
     entries: usize,
     updates: DType,
-    /// Windows are deferred too.
+    /// Whether windows are deferred too.
     inputs: bool,
 }
 
@@ -51,7 +51,7 @@ struct Launch {
     tokens: usize,
     /// T'; 0 without previous tokens.
     previous: usize,
-    /// Packed rows, with as many tokens in all as two rows of T.
+    /// Whether rows are packed, with as many tokens in all as two rows of T.
     packed: bool,
     state: DType,
     layout: StateLayout,
@@ -79,7 +79,7 @@ const VERIFY: Launch = Launch {
     ring: None,
 };
 
-/// The same of f32 states.
+/// [`VERIFY`] with f32 states.
 const OF_F32: Launch = Launch {
     state: F32,
     ..VERIFY
@@ -309,7 +309,7 @@ impl Launch {
     }
 }
 
-/// T, T' and the options of a prefill, on both sides of every threshold.
+/// T, T' and the options of a prefill decide, on both sides of every threshold.
 #[test]
 fn the_most_tokens_that_may_come_decide() {
     let of = |tokens: usize, previous: usize| Launch {
@@ -345,7 +345,7 @@ fn the_most_tokens_that_may_come_decide() {
         let chosen = of(tokens, previous).chosen();
         assert_eq!(chosen, wanted, "T = {tokens}, T' = {previous}");
     }
-    // 16 tokens, 8 with a convolution or a norm, where 16-bit states are K-last.
+    // 16 tokens; with a convolution or a norm 8, and 16-bit states have to be K-last.
     for (layout, state) in [
         (StateLayout::KLast, F32),
         (StateLayout::VLast, F32),
@@ -413,7 +413,7 @@ fn the_most_tokens_that_may_come_decide() {
     }
 }
 
-/// States on both sides of every rule, with 2 to 8 tokens.
+/// The states decide for 2 to 8 tokens, on both sides of every rule.
 #[test]
 fn states_decide_where_tensor_cores_may_come() {
     for (wanted, launch) in [
@@ -509,7 +509,7 @@ fn states_decide_where_tensor_cores_may_come() {
                 ..VERIFY
             },
         ),
-        // The states that a commit advances decide.
+        // The states that a commit advances decide its formulation.
         (
             Parallel,
             Launch {
@@ -561,7 +561,8 @@ fn states_decide_where_tensor_cores_may_come() {
     }
 }
 
-/// On a GPU without clusters, drafts of a layer that would need them are `Recurrent`, unless the caller names another formulation.
+/// On a GPU without clusters, drafts of a layer that would need clusters are `Recurrent`, unless the caller names another
+/// formulation.
 #[test]
 fn a_gpu_without_clusters_has_a_choice_of_its_own() {
     let family = |launch: Launch, formulation, capability| {
@@ -594,7 +595,7 @@ fn a_gpu_without_clusters_has_a_choice_of_its_own() {
             family(alone, Auto, (8, 6)).unwrap(),
             Family::PARALLEL.in_layer()
         );
-        // KDA's block of f32 states has no room for a whole head there.
+        // On this GPU, a block has no room for a whole head of KDA's f32 states.
         let kda = Launch {
             kda: true,
             state: F32,
@@ -644,7 +645,7 @@ fn a_layers_value_heads_decide_where_clusters_have_them() {
     assert_eq!(Launch { ratio: 9, ..VERIFY }.chosen(), Parallel);
 }
 
-/// A ring says whether drafts may come. Its steps and its flush agree.
+/// The ring decides whether drafts are possible. Its steps and its flush agree.
 #[test]
 fn a_ring_decides_for_its_steps_and_its_flush() {
     let of_drafts = [
@@ -789,7 +790,7 @@ fn rows_and_addresses_do_not_decide() {
     }
 }
 
-/// Every launch that some formulation takes is accepted with `Auto`, and is the launch that names the choice.
+/// `Auto` accepts every launch that some formulation takes, and equals the launch that names the choice.
 #[test]
 fn what_any_formulation_takes_is_taken_without_its_name() {
     let mut counts = [0; 4];
@@ -810,8 +811,8 @@ fn what_any_formulation_takes_is_taken_without_its_name() {
                 counts[chosen as usize] += 1;
             }
             Err(message) => {
-                // In the recurrent formulation, a block has no room for 9 to 16 tokens of many value heads. The caller has to name a
-                // prefill.
+                // In the recurrent formulation, a block has no room for 9 to 16 tokens of many value heads. The caller has to
+                // name `Chunked`.
                 let no_room = message.contains("by the shared memory of a block");
                 let taken = named.iter().find(|(formulation, checked)| {
                     checked.is_ok() && !(no_room && *formulation == Chunked)
@@ -906,7 +907,7 @@ fn what_any_formulation_takes_is_taken_without_its_name() {
     assert!(counts.iter().all(|&count| count > 100), "{counts:?}");
 }
 
-/// Errors of launches with `Auto` that neither a prefill nor drafts take name the argument that decided.
+/// If neither a prefill nor drafts take a launch with `Auto`, the error names the argument that decided.
 #[test]
 fn errors_name_what_has_decided() {
     let long = Launch {

@@ -72,7 +72,8 @@ pub(super) fn constants(work: &dyn Work) -> StepConstants {
 
 #[test]
 fn constants_and_parameters_are_those_of_the_tensors() {
-    // Rows of larger projections, a gap after each channel's taps, and token-major windows in slots of four inputs.
+    // x is a view of rows of a larger projection, the taps have a gap after each channel, and windows are token-major in slots of
+    // four inputs.
     let mut step = layer();
     let x = at(0x2_0000, Bf16, &[2, 1, D]);
     *conv(&mut step) = Convolution {
@@ -193,7 +194,7 @@ fn windows_are_channel_major_or_token_major() {
     let by_slot_last = strided(Bf16, &[5, D, 3], &[1, 15, 5]);
     assert_eq!(strides(by_slot_last), [1, 15, 5]);
 
-    // Windows that are only read may be one for all slots.
+    // All slots may share windows that are only read.
     let mut step = with_conv(convolution());
     step.states = States::read_only(pool()).into();
     conv(&mut step).windows = strided(Bf16, &[5, D, 3], &[0, 3, 1]);
@@ -430,7 +431,7 @@ fn windows_that_do_not_fit_are_refused_by_name() {
         &["write_windows: wanted inputs that do not overlap, since they are written"],
     );
 
-    // With another pool to write, windows to write have the slots of that pool.
+    // If states are written to another pool, the windows to write have the slots of that pool.
     let split = |slots| {
         let other = tensor(Bf16, &[slots, 4, 64, 64]);
         States::update(pool()).write_pool(other).into()
@@ -525,7 +526,7 @@ fn value_heads_that_no_block_has_are_refused_by_name() {
     );
 }
 
-/// The limits are those of the selected entries, if there are any.
+/// The limits are those of the selected entries, if entries exist.
 #[test]
 fn more_value_heads_than_a_block_has_are_refused() {
     let of_ratio = |ratio: usize, layout| {

@@ -81,7 +81,7 @@ fn of_commit<'b>(commit: &'b mut GdnCommit<'static>) -> &'b mut Convolution<'sta
     }
 }
 
-/// Kernels for one token compute only a decode of dense rows with at most one place for its state.
+/// Kernels for one token compute only a decode of dense rows whose states are written to at most one place.
 #[test]
 fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     let normed = |step: Gdn<'static>| step.norm(norm());
@@ -116,7 +116,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
         (Family::RECURRENT.in_layer(), true)
     );
 
-    // Steps of one token whose state goes to more than one place, that have previous tokens, or whose rows are packed.
+    // Steps of one token with states in more than one place, with previous tokens, or with packed rows.
     let one = convolution(tensor(Bf16, &[2, 1, D]), 4, 3);
     let (gate, o) = (tensor(F32, &[2, 1, 4]), tensor(Bf16, &[2, 1, 4, 64]));
     let decode = |states: States<'static>| {
@@ -151,7 +151,7 @@ fn several_tokens_of_a_layer_have_kernels_of_their_own() {
     assert_eq!(operator(&of_one), (Family::RECURRENT.in_layer(), false));
 }
 
-/// Fresh rows without a convolution and a norm have the same kernels as other rows.
+/// Fresh rows without a convolution and a norm use the same kernels as other rows.
 #[test]
 fn fresh_rows_alone_have_no_kernels_of_their_own() {
     for step in [
@@ -206,7 +206,7 @@ fn constants_and_parameters_of_a_resume_are_those_of_the_tensors() {
     assert_eq!(problem.kind.tokens, 8);
 }
 
-/// A commit's x is that of the previous tokens. The rest of the convolution is its own.
+/// In a commit, x is the x of the previous tokens. The rest of the convolution is the commit's own.
 #[test]
 fn constants_and_parameters_of_a_commit_are_those_of_the_tensors() {
     let mut commit = conv_commit();
@@ -270,7 +270,7 @@ fn constants_and_parameters_of_snapshots_are_those_of_the_tensors() {
     assert_eq!(step.params().window_snapshots, 0x8_0000);
     step.request().check().unwrap();
     assert!(step.request().writes(Argument::WindowSnapshots));
-    // Snapshots of states only; then snapshots of both while the pool is read-only.
+    // Snapshots of states only; then snapshots of both, with a read-only pool.
     let c = constants(&verify().snapshots(snapshots()));
     assert_eq!((c.has_snapshots, c.has_window_snapshots), (1, 0));
     let step = with_states(with_snapshots(), States::read_only(pool()));
@@ -379,7 +379,7 @@ fn bytes_are_what_is_read_and_written_of_windows_and_every_other_tensor() {
     );
     assert_eq!(more(&conv_commit().fresh(fresh()), &conv_commit()), 2 * 4);
 
-    // Every token counts once, whatever the longest row is.
+    // Every token counts once, whatever the length of the longest row.
     let of_slots = |step: Gdn<'static>| {
         let slots = States::per_token(pool(), tensor(I32, &[2, 3]));
         with_states(step, slots)
@@ -534,7 +534,7 @@ fn a_commit_that_does_not_fit_is_refused_by_name() {
         |conv| conv.window_snapshots = Some(window_snapshots()),
         &["window_snapshots and a launch without snapshots exclude each other"],
     );
-    // HV, K and V are those of the states.
+    // The states determine HV, K and V.
     refused(
         conv_commit(),
         |commit| commit.states = States::update(tensor(Bf16, &[5, 8, 64, 64])),
@@ -621,7 +621,7 @@ fn window_snapshots_that_do_not_fit_are_refused_by_name() {
             &[message],
         );
     }
-    // As many snapshots as tokens are enough.
+    // A snapshot for each of the T tokens is enough.
     let mut three = with_snapshots();
     conv(&mut three).window_snapshots = Some(tensor(Bf16, &[2, 3, D, 3]));
     three.request().check().unwrap();
@@ -648,7 +648,7 @@ fn packed_rows_that_do_not_fit_are_refused_by_name() {
     );
 }
 
-/// In both formulations, a convolution and a norm have kernels of their own, and fresh rows do not.
+/// In both formulations, a convolution and a norm have kernels of their own; fresh rows have none.
 #[test]
 fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     use Mode::{Commit, Resume, Update, Verify};
@@ -692,7 +692,7 @@ fn layers_of_tokens_at_once_have_kernels_of_their_own() {
     }
 }
 
-/// A norm with 16-byte reads stays aligned. A norm with narrow reads may be anywhere.
+/// A norm with 16-byte reads has to stay aligned. A norm with narrow reads may have any address.
 #[test]
 fn a_plan_wants_z_and_the_weight_of_a_norm_as_aligned_as_planned() {
     let options = recurrent().formulation(Formulation::Parallel);

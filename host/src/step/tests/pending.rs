@@ -71,7 +71,7 @@ fn what_is_pending_is_compiled_in() {
     };
     assert_eq!(names(&decode()), ["deferred_klast_bf16_k64_tile64"]);
     assert_eq!(names(&flush()), ["deferred_klast_bf16_k64_tile64"]);
-    // The ring's log decays make it a flush of KDA.
+    // The ring's log decays make the launch a flush of KDA.
     let mut of_kda = flush();
     of_kda.pending.decays = tensor(F32, &[5, 4, 9, 64]);
     assert_eq!(names(&of_kda), ["deferred_klast_bf16_k64_tile64"]);
@@ -267,7 +267,7 @@ fn what_has_no_kernel_is_refused_by_name() {
     );
 }
 
-/// Several tokens at once, with room for sixteen pending ones.
+/// Drafts: several tokens together, with room for sixteen pending tokens.
 #[test]
 fn drafts_wait_on_tensor_cores() {
     let names = |work: &dyn Work| -> Vec<&str> {
@@ -324,7 +324,7 @@ fn windows_wait_with_drafts() {
             panic!("one kernel")
         };
         assert_eq!(variant.name(), entry);
-        // A caller that launches without a library has not opted in to kernels that have only run in the simulator.
+        // A caller that launches without a library has not opted in to kernels that ran only in the simulator.
         match work.recipe() {
             Ok(_) => assert!(variant.is_proved()),
             Err(error) => {
@@ -428,7 +428,7 @@ fn inputs_are_of_windows_that_wait() {
     }
 }
 
-/// The host's counts are the same as the kernels'.
+/// The host's rules for the counts are the same as the kernels'.
 #[test]
 fn counts_go_round_the_ring() {
     for len in 0..=MAX_PENDING {

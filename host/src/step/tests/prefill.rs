@@ -100,7 +100,7 @@ fn nothing_that_is_compiled_varies_with_lengths() {
         (c.positions_index, c.checkpoint_index, c.checkpoint_every),
         (2, 3, 128)
     );
-    // A view whose tokens are not aligned counts as narrow for any T, even though one token would not show it.
+    // A view whose tokens are not aligned counts as narrow for any T, although a single token would not show the misalignment.
     let narrow = |tokens| {
         let mut step = dense(tokens);
         *qkv(&mut step)[0] = strided(Bf16, &[2, tokens, 2, 64], &[4096, 129, 64, 1]);
@@ -231,7 +231,7 @@ fn what_is_of_a_prefill_alone_is_refused_elsewhere() {
     }
 }
 
-/// If the caller named another formulation, the error names the formulation without the limit.
+/// If the caller named another formulation, the error names the formulation that has no such limit.
 #[test]
 fn more_than_16_tokens_name_the_formulation_that_takes_them() {
     for (formulation, parts) in [
@@ -337,7 +337,7 @@ fn positions_and_checkpoints_that_do_not_fit_are_refused_by_name() {
     }
 }
 
-/// `bytes` counts the states of as many checkpoints as a row at the beginning of its sequence has.
+/// `bytes` counts as many checkpoints as a row at the beginning of its sequence has.
 #[test]
 fn bytes_count_checkpoints_and_no_workspace() {
     const STATE: u64 = 4 * 64 * 64 * 2;

@@ -4,8 +4,8 @@ use super::prefill::{dense, full, layer, of_total};
 use super::*;
 use crate::raw::PrefillParams;
 
-/// Rows of more than 64 tokens take two launches and a workspace, and one launch more with a convolution. Short rows take one launch and no
-/// workspace. If rows of one token may be among longer ones, there is one more launch.
+/// Rows of more than 64 tokens take two launches and a workspace, and one launch more with a convolution. Short rows take one
+/// launch and no workspace. If rows of one token may be among longer rows, one more launch is added.
 #[test]
 fn launches_and_workspaces_follow_from_lengths() {
     let names = |step: &Gdn<'_>| -> Vec<&'static str> {
@@ -30,14 +30,15 @@ fn launches_and_workspaces_follow_from_lengths() {
     let launches_of_short: Vec<_> = of_short_rows.recipe().unwrap().launches().collect();
     assert_eq!(overlaps(&launches_of_short), [false, true]);
     let [convolve, prepare] = [0, 1].map(|i: usize| launches[i].shape.grid[0]);
-    // Two query/key heads with q and k, and four value heads with v. A block of the intra-chunk pass has two value heads.
+    // Two query/key heads with q and k, and four value heads with v: 2 + 2 + 4. A block of the intra-chunk pass has two value
+    // heads.
     assert_eq!(convolve, prepare / 2 * (2 + 2 + 4));
-    // Blocks for the windows of three rows of 512 channels, and for the norm a block for each chunk and value head.
+    // The grid has blocks for the windows of three rows of 512 channels, and for the norm one block per chunk and value head.
     let shape = launches[4].shape;
     let (of_windows, of_norm) = (3 * 512_u32.div_ceil(shape.block), prepare / 2 * 4);
     assert_eq!(shape.grid, [of_windows + of_norm, 1, 1]);
-    // Without a norm the launch has only windows, without a convolution only o. For short rows, the kernel that computes o also applies the
-    // norm.
+    // Without a norm, the launch writes only windows; without a convolution, only o. For short rows, the kernel that computes o
+    // also applies the norm.
     let grid = |step: Gdn<'static>| {
         let last = step.recipe().unwrap().launches().last().unwrap();
         (last.kernel.symbol() == finish).then_some(last.shape.grid)
@@ -58,13 +59,13 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert_eq!(grid(short_norm), None);
     assert_eq!(names(&dense(64)), short);
     assert_eq!(names(&of_total(4096, 64)), short);
-    // Short rows take a workspace only on other GPUs than Hopper.
+    // Short rows need a workspace only on GPUs other than Hopper.
     assert!(dense(64).workspace_bytes().unwrap() > 0);
     assert!(dense(64).recipe_for(132, (8, 0)).is_err());
     assert_eq!(gdn().workspace_bytes().unwrap(), 0);
     assert_eq!(names(&gdn()).len(), 1);
 
-    // A chunk has at most 64 tokens of a row, and room for each of the two query/key heads.
+    // A chunk has at most 64 tokens of a row, and the workspace has room for each of the two query/key heads.
     let bytes = |step: &Gdn<'_>| step.workspace_bytes().unwrap();
     let of_unit = bytes(&of_total(66, 66)) / (2 * 3);
     assert_eq!(of_unit % 128, 0);
@@ -72,7 +73,7 @@ fn launches_and_workspaces_follow_from_lengths() {
     let recipe = full().recipe().unwrap();
     let shape = recipe.launches().next().unwrap().shape;
     let units = bytes(&full()) / 2 / of_unit;
-    // A block has two value heads of a query/key head, and there are two query/key heads.
+    // A block has two value heads of a query/key head; the layer has two query/key heads.
     assert_eq!(shape.grid, [2 * units as u32, 1, 1]);
     assert!((10..=13).contains(&units), "{units}");
     assert_eq!(recipe.shape.grid, [2, 2, 2]);
@@ -81,7 +82,7 @@ fn launches_and_workspaces_follow_from_lengths() {
     assert!(bytes(&dense(300).positions(tensor(I32, &[2]))) >= bytes(&dense(300)));
 }
 
-/// If rows have on average at most half of the longest row's tokens, the scan leaves rows of one token to another launch.
+/// If rows have on average at most half of the longest row's tokens, the scan leaves rows of one token to a launch of their own.
 #[test]
 fn rows_of_one_token_have_a_launch_beside_longer_ones() {
     let launches = |most: usize| -> Vec<crate::raw::Launch> {
@@ -95,13 +96,13 @@ fn rows_of_one_token_have_a_launch_beside_longer_ones() {
     assert_eq!((said(&chain), chain.shape.grid), ((3, 0), [2, 2, 3]));
     assert!(!prepare.shape.overlaps && chain.shape.overlaps);
     let [_, chain, single] = launches(200).try_into().unwrap();
-    // A row has four blocks, and there are eight multiprocessors.
+    // A row has four blocks, and the GPU has eight multiprocessors.
     assert_eq!((said(&chain), chain.shape.grid), ((2, 1), [2, 2, 2]));
     assert_eq!(chain.shape.shared_bytes, 227 << 10);
     assert_eq!(single.kernel.symbol(), "prefill_single_k64");
     assert_eq!(single.shape.grid, [4, 1, 3]);
     assert!(single.shape.overlaps);
-    // The grid has a place for as many rows as may have the largest length; for dense rows, all of them.
+    // The grid's z extent is the largest possible number of rows of the largest length; for dense rows, all rows.
     let [_, chain, _] = launches(300).try_into().unwrap();
     assert_eq!(said(&chain), (2, 1));
     let step = dense(300).workspace(tensor(F32, &[1 << 20]));
@@ -128,7 +129,7 @@ fn batch(rows: usize, tokens: usize, total: Option<usize>) -> Gdn<'static> {
     }
 }
 
-/// Blocks of a batch are persistent if rows are about equally long and this takes no more turns than separate blocks.
+/// Blocks of a batch are persistent if rows are about equally long and persistent blocks take no more turns than separate blocks.
 #[test]
 fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
     let turns = |step: Gdn<'_>, multiprocessors| {
@@ -139,11 +140,12 @@ fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
         assert_eq!(chain.params.has_singles, 0);
         chain.params.turns
     };
-    // (Rows, rows at once): 5 and 32 take as many turns as separate blocks; 33 would take nine instead of eight, 256 take 64 instead of 63.
+    // (Rows, concurrent rows): 5 and 32 take as many turns as separate blocks; 33 would take nine instead of eight, 256 take 64
+    // instead of 63.
     for (rows, wanted) in [(5, 4), (8, 4), (32, 4), (33, 33), (36, 4), (256, 4)] {
         assert_eq!(turns(batch(rows, 100, None), 132), wanted, "{rows} rows");
     }
-    // One row at a time if no two have room; all rows if not even one has.
+    // One row at a time if the GPU has no room for two; all rows if it has no room even for one.
     assert_eq!(turns(batch(8, 100, None), 63), 8);
     assert_eq!(turns(batch(8, 100, None), 33), 1);
     assert_eq!(turns(batch(8, 100, None), 31), 8);
@@ -152,8 +154,8 @@ fn blocks_of_a_batch_go_on_where_that_takes_no_longer() {
     assert_eq!(turns(batch(8, 100, Some(699)), 132), 8);
 }
 
-/// If all rows have one token, there is only the launch for such rows, and it begins after whatever came before. Windows are written after
-/// it.
+/// If all rows have one token, only the launch for such rows remains, and it does not overlap earlier work. Windows are written
+/// after it.
 #[test]
 fn rows_of_one_token_alone_have_that_launch_alone() {
     let launches = |step: &Gdn<'_>| -> Vec<crate::raw::Launch> {
@@ -211,7 +213,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
     let finish = launches.pop().unwrap();
     assert_eq!(finish.kernel.symbol(), "prefill_finish_k64");
     assert!(!finish.shape.overlaps);
-    // The norm covers all chunks, of any segment.
+    // The norm covers all chunks of all segments.
     let all = 16_384 / 64;
     assert_eq!(finish.shape.grid, [all * 4, 1, 1]);
     let mut end = 0;
@@ -222,7 +224,7 @@ fn a_long_prompt_by_itself_is_launched_in_stretches() {
         assert_eq!(prepare.kernel.symbol(), "gdn_prefill_prepare_k64");
         assert_eq!(chain.kernel, recipe.kernel);
         assert_eq!(chain.shape, recipe.shape);
-        // The first intra-chunk pass begins after whatever came before the prefill.
+        // The first intra-chunk pass does not overlap work before the prefill.
         assert_eq!(prepare.shape.overlaps, end != 0);
         assert!(chain.shape.overlaps && chain.shape.shared_bytes == 227 << 10);
         let stretch = |launch: &crate::raw::Launch| {
@@ -253,7 +255,7 @@ fn other_rows_are_launched_at_once() {
         }
         recipe.launches().count()
     };
-    // 31 chunks and 32; half of the multiprocessors, and less than half.
+    // 31 chunks and 32 chunks; the scan occupies half of the multiprocessors, and more than half.
     assert_eq!(count(&prompt(31 * 64), 132), 2);
     assert_eq!(count(&prompt(32 * 64), 132), 4);
     assert_eq!(count(&prompt(32 * 64), 8), 4);
@@ -262,8 +264,8 @@ fn other_rows_are_launched_at_once() {
     assert_eq!(count(&two, 132), 2);
 }
 
-/// Rows in splits have a scan for transitions, a carry of states, and a scan for outputs; rows that reach no end of a split have the last
-/// one alone.
+/// Rows in splits have a scan for transitions, a carry of states, and a scan for outputs. Rows that reach no end of a split have
+/// only the last of these.
 #[test]
 fn rows_in_splits_have_two_passes() {
     let of = |rows, tokens, split| {
@@ -288,7 +290,7 @@ fn rows_in_splits_have_two_passes() {
         assert_eq!(names(&of(2, tokens, Some(1920))), all);
     }
     assert_eq!(names(&of(2, 1919, Some(1920))), [all[0], chain]);
-    // Short rows too have the bits of their splits. A row at a position may reach an end with any token.
+    // Short rows also have the bits of their splits. A row at a position may reach the end of a split with any token.
     assert_eq!(names(&of(2, 64, Some(64))), all);
     assert_eq!(
         names(&of(2, 64, Some(1920)).positions(tensor(I32, &[2]))),
@@ -308,14 +310,14 @@ fn rows_in_splits_have_two_passes() {
         });
         said.collect()
     };
-    // Five splits: three rows of each in the scan, twice as many in that for transitions.
+    // Five splits of three rows: 15 rows in the scan's grid, and twice as many in the pass for transitions.
     assert_eq!(
         said(&of(3, 5 * 1920, Some(1920))),
         [(1, 5, 30, true), (0, 5, 3, false), (0, 5, 15, false)]
     );
     let at = of(3, 5 * 1920, Some(1920)).positions(tensor(I32, &[3]));
     assert_eq!(said(&at)[2], (0, 6, 18, false));
-    // States at the begins of rows and behind splits, each with a transition.
+    // States at the starts of rows and after splits, each with a transition.
     let bytes = |split| of(3, 5 * 1920, split).workspace_bytes().unwrap();
     let state = 32 * 128 * 128 * size_of::<f32>();
     let carried = state;
@@ -363,8 +365,8 @@ fn a_workspace_that_is_missing_or_too_small_is_refused_by_name() {
     of_total(300, 64).recipe().unwrap();
 }
 
-/// GPUs other than Hopper process all rows by the scan that serves every GPU, with as many stages as shared memory has room for. Launches
-/// overlap from compute capability 9.0 on.
+/// GPUs other than Hopper process all rows by the scan that serves every GPU, with as many stages as shared memory has room for.
+/// Launches overlap from compute capability 9.0 on.
 #[test]
 fn every_gpu_has_a_chain() {
     let workspace = || tensor(F32, &[1 << 24]);

@@ -35,7 +35,7 @@ pub(super) fn refused<W: Work>(mut args: W, change: impl FnOnce(&mut W), parts: 
     );
 }
 
-/// Combinations that the types do not exclude. The others are refused in tests of `gated_delta_harness::arguments`.
+/// Combinations that the types allow. Tests of `gated_delta_harness::arguments` cover the other refusals.
 #[test]
 fn a_resume_writes_the_state_after_the_kept_tokens_and_no_other() {
     let why = "the state after the kept tokens is written, and no other";

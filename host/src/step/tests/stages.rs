@@ -1,4 +1,4 @@
-//! Test of the stages of a launch: a file names nothing of a later stage.
+//! Test of the stages of a launch: no file names anything of a later stage.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Barriers of some of a block's warps: who has come, and what happened before those that wait.
+//! Barriers of some of a block's warps: which warps have arrived, and which accesses happened before the waiting ones continue.
 
 use std::cell::Cell;
 
@@ -9,13 +9,13 @@ use super::fibers::At;
 use super::mailbox::all_mail;
 use super::race::{MAX_THREADS, WARPS};
 
-/// Barriers of a block; number 0 is that of all its threads.
+/// Barriers of a block; number 0 is the barrier of all its threads.
 pub const BARRIERS: usize = 16;
 
-/// For each warp of a block, the time up to which its accesses happened before.
+/// Vector clock: for each warp of a block, the time up to which its accesses happened before.
 pub type Clock = [Cell<u32>; WARPS];
 
-/// A barrier's number, and how many threads it is for.
+/// A barrier's number and its thread count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Barrier {
     number: u32,
@@ -23,7 +23,7 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// Faults where there is no such barrier.
+    /// Faults if the number or the thread count is invalid.
     pub fn new(number: u32, threads: u32) -> Self {
         if number == 0 || number as usize >= BARRIERS {
             let message = format!("barrier {number}: wanted 1 to {}", BARRIERS - 1);
@@ -43,18 +43,18 @@ impl Barrier {
     }
 }
 
-/// The warps that have come to a barrier and gone on.
+/// The warps that have arrived at a barrier without waiting.
 #[derive(Default)]
 pub struct Arrivals {
-    /// 0, or the threads that the barrier is for.
+    /// Thread count of the barrier; 0 before the first arrival.
     threads: Cell<u32>,
     warps: Cell<u32>,
     clock: Clock,
-    /// Phases of the cluster's barrier that are before one of them.
+    /// Newest phase of the cluster's barrier that happened before an arrival.
     phases: Cell<u32>,
-    /// Mailboxes that are before one of them.
+    /// Mailboxes, a bit each, that were received before an arrival.
     mail: Cell<u64>,
-    /// Whether one of those that come says yes, and whether one of those did that waited last.
+    /// Votes: whether any arriving thread has said yes in this phase, and in the last completed phase.
     votes: Cell<[bool; 2]>,
 }
 
@@ -71,20 +71,20 @@ impl Arrivals {
 }
 
 impl Block<'_> {
-    /// What a thread says that comes to `barrier`.
+    /// Adds the running thread's vote at `barrier`.
     pub(super) fn vote(&self, barrier: Barrier, is: bool) {
         let votes = &self.arrivals[barrier.number as usize].votes;
         let [said, last] = votes.get();
         votes.set([said || is, last]);
     }
 
-    /// Whether a thread said yes that came to `barrier`, at which the thread has waited.
+    /// The result of the vote at `barrier`, for a thread that has waited there.
     pub(super) fn vote_of(&self, barrier: Barrier) -> bool {
         let [_, last] = self.arrivals[barrier.number as usize].votes.get();
         last
     }
 
-    /// `warp` comes to `barrier` and goes on.
+    /// `warp` arrives at `barrier` without waiting.
     pub(super) fn arrive(&self, warp: usize, barrier: Barrier) -> Result<(), Box<Problem>> {
         let arrivals = &self.arrivals[barrier.number as usize];
         let Barrier { number, threads } = barrier;
@@ -106,7 +106,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// What `warp` did up to `now`, and what is before it, is before those that wait.
+    /// Adds `warp`'s accesses up to `now`, and everything before them, to the clock of `arrivals`.
     pub(super) fn hand_over(&self, warp: usize, arrivals: &Arrivals, now: u32) {
         join(&arrivals.clock, &self.clocks[warp]);
         arrivals.clock[warp].set(now);
@@ -116,7 +116,7 @@ impl Block<'_> {
         arrivals.mail.set(arrivals.mail.get() | mail);
     }
 
-    /// What is before those that wait is before `warp`.
+    /// Orders everything in the clock of `arrivals` before `warp`'s next accesses.
     pub(super) fn take_over(&self, warp: usize, arrivals: &Arrivals) {
         join(&self.clocks[warp], &arrivals.clock);
         for thread in self.warp(warp) {
@@ -127,7 +127,7 @@ impl Block<'_> {
         }
     }
 
-    /// Nobody has come to a barrier that nobody waited for.
+    /// Checks that no barrier has arrivals that nobody waited for.
     pub(super) fn check_arrivals(&self) -> Result<(), Problem> {
         let waited_for = |arrivals: &Arrivals| arrivals.warps.get() == 0;
         match self
@@ -143,7 +143,7 @@ impl Block<'_> {
         }
     }
 
-    /// Lets the warps go on that wait for a barrier to which all others have come; whether there are any.
+    /// Releases the warps of a barrier at which all others have arrived; returns whether there was one.
     pub(super) fn complete_a_barrier(&self) -> bool {
         let all_at = |warp: usize, at: At| self.warp(warp).iter().all(|thread| thread.is(at));
         let waits_for = |warp: usize| match self.warp(warp)[0].at.get() {
@@ -176,7 +176,7 @@ impl Block<'_> {
     }
 }
 
-/// Makes each time of `clock` the later one of both.
+/// Makes each time of `clock` the later of both.
 fn join(clock: &Clock, other: &Clock) {
     for (time, other) in clock.iter().zip(other) {
         time.set(time.get().max(other.get()));

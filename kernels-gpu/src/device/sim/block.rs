@@ -1,4 +1,4 @@
-//! The block that runs on a core, and what its running thread may ask.
+//! The block that runs on a core, and the operations of its running thread.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -23,12 +23,12 @@ use super::warpgroup::Lent;
 /// Threads of a warp.
 pub const LANES: usize = 32;
 
-/// What one core needs to run the blocks of a launch, one after the other.
+/// The state with which one core runs the blocks of a launch, one after the other.
 pub struct Block<'a> {
     launch: &'a Launch<'a>,
     memory: &'a GlobalMemory<'a>,
     pub(super) cluster: &'a Cluster,
-    /// Its place in the cluster.
+    /// Rank of the block in the cluster.
     pub(super) rank: usize,
     shared: &'a SharedMemory,
     last_runs: LastRuns,
@@ -36,14 +36,14 @@ pub struct Block<'a> {
     index: Cell<u32>,
     pub(super) threads: Box<[Thread]>,
     pub(super) running: Cell<usize>,
-    /// Barriers so far, and one.
+    /// 1 + the number of barriers so far.
     pub(super) time: Cell<u32>,
     /// Time of the last `sync_threads`.
     pub(super) block_barrier: Cell<u32>,
-    /// Of each barrier of some warps.
+    /// Arrivals at each named barrier.
     pub(super) arrivals: [Arrivals; BARRIERS],
     pub(super) counters: RefCell<Vec<Counter>>,
-    /// For each warp, what these barriers put before it.
+    /// For each warp, the clock that named barriers have given it.
     pub(super) clocks: Box<[Clock]>,
 }
 
@@ -51,15 +51,15 @@ pub struct Block<'a> {
 pub struct Thread {
     pub(super) at: Cell<At>,
     pub(super) yielder: Cell<*const Yielder<(), ()>>,
-    /// What it brings to a collective, then what it takes from it.
+    /// The words it contributes to a collective, then its result.
     words: [Cell<u32>; WORDS],
-    /// What it lends to a product of its warpgroup.
+    /// Operand that it lends to a product of its warpgroup.
     pub(super) lent: Cell<Lent>,
     /// For each lane of its warp, the time up to which that lane's accesses happened before.
     pub(super) lane_barriers: [Cell<u32>; LANES],
-    /// Phases of the cluster's barrier that are before it.
+    /// Phases of the cluster's barrier that happened before its next access.
     pub(super) phases: Cell<u32>,
-    /// Mailboxes of the cluster, a bit for each, of which a return from the wait is before it.
+    /// Mailboxes of the cluster, a bit each, that it or a thread ordered before it has waited for.
     pub(super) mail: Cell<u64>,
     copies: Cell<Vec<Copy>>,
     committed_groups: Cell<u32>,
@@ -67,15 +67,15 @@ pub struct Thread {
     stores: Cell<Vec<(u32, u64, u32)>>,
 }
 
-/// What a lane brings to a collective, or takes from it; of most collectives the first few matter.
+/// A lane's operand or result of a collective; most collectives use only the first few words.
 pub type Words = [u32; WORDS];
 pub const WORDS: usize = 16;
 
 /// An asynchronous copy under way.
 struct Copy {
-    /// The counter of a bulk copy; 0 is of none.
+    /// The counter of a bulk copy; 0 for other copies.
     counter: u32,
-    /// Of the counter, a phase.
+    /// The phase of the counter, or the number of the committed group.
     group: u32,
     source: u64,
     granules: Range<usize>,
@@ -95,7 +95,7 @@ pub fn in_fiber() -> bool {
 /// Runs `f` on the block of the running fiber.
 #[inline]
 pub fn current<R>(f: impl FnOnce(&Block<'_>) -> R) -> R {
-    // Without a call, as `LocalKey::get` would be.
+    // `try_with` is inlined; `LocalKey::get` would be a call.
     let block = CURRENT.try_with(Cell::get).unwrap_or(ptr::null());
     assert!(
         !block.is_null(),
@@ -105,7 +105,7 @@ pub fn current<R>(f: impl FnOnce(&Block<'_>) -> R) -> R {
     f(unsafe { &*block })
 }
 
-/// While this is there, fibers of a block run on this OS thread.
+/// Guard: fibers of a block run on this OS thread while it lives.
 pub struct Entered {
     outer: *const Block<'static>,
 }
@@ -122,7 +122,7 @@ impl Thread {
         self.at.get() == at
     }
 
-    /// The first of its words, all that a shuffle exchanges.
+    /// The first of its words, the only one that a shuffle exchanges.
     #[inline]
     pub(super) fn word(&self) -> &Cell<u32> {
         &self.words[0]
@@ -146,7 +146,7 @@ impl Thread {
 }
 
 impl<'a> Block<'a> {
-    /// Of a rank that the cluster has, with the memory that is its own there.
+    /// A block for `rank` of the cluster, with the shared memory of that rank.
     pub fn new(
         launch: &'a Launch<'a>,
         memory: &'a GlobalMemory<'a>,
@@ -185,14 +185,14 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Makes it the one that [`current`] gives.
+    /// Makes this block the result of [`current`].
     pub(super) fn enter(&self) -> Entered {
         Entered {
             outer: CURRENT.replace(ptr::from_ref(self).cast()),
         }
     }
 
-    /// Forgets the previous block.
+    /// Resets the state for the next block, `index`.
     pub(super) fn clear(&self, index: u32) {
         self.shared.clear();
         self.index.set(index);
@@ -219,7 +219,7 @@ impl<'a> Block<'a> {
         &self.threads[warp * LANES..][..LANES]
     }
 
-    /// Ends the present span of time between barriers, and returns it.
+    /// Ends the current interval between barriers, and returns its time.
     #[inline]
     pub(super) fn tick(&self) -> u32 {
         self.time.replace(self.time.get() + 1)
@@ -238,7 +238,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// For the running thread.
+/// Operations of the running thread.
 impl Block<'_> {
     pub fn capability(&self) -> (u32, u32) {
         self.launch.capability
@@ -272,7 +272,7 @@ impl Block<'_> {
         &self.threads[self.running.get()]
     }
 
-    /// Waits for a collective.
+    /// Suspends the thread until its collective is complete.
     #[inline]
     pub fn wait(&self, at: At) {
         let thread = self.running();
@@ -290,7 +290,7 @@ impl Block<'_> {
         self.wait(At::SyncWarp(mask));
     }
 
-    /// What the lane that `at` selects by `source` brought.
+    /// The value of the lane that `at` selects by `source`.
     #[inline]
     pub fn shuffle(&self, value: f32, source: u32, at: At) -> f32 {
         if source >= LANES as u32 {
@@ -304,7 +304,7 @@ impl Block<'_> {
         f32::from_bits(thread.word().get())
     }
 
-    /// What `at` makes of the `words` that the lanes bring, for this one.
+    /// Contributes `words` to the collective `at`; returns this lane's result.
     #[inline]
     pub(super) fn exchange(&self, words: Words, at: At) -> Words {
         let thread = self.running();
@@ -313,7 +313,7 @@ impl Block<'_> {
         thread.words()
     }
 
-    /// Whether `is` holds, of each lane a bit.
+    /// Bit i of the result is lane i's `is`.
     pub fn ballot(&self, is: bool) -> u32 {
         let thread = self.running();
         thread.word().set(u32::from(is));
@@ -321,7 +321,7 @@ impl Block<'_> {
         thread.word().get()
     }
 
-    /// What `of` makes of `values`, which are at most as many as a lane may bring.
+    /// Performs the butterfly `of` on `values`, at most [`WORDS`] of them.
     pub fn butterfly<const N: usize>(&self, values: [f32; N], of: Butterfly) -> [f32; N] {
         let mut words = Words::default();
         for (word, value) in words.iter_mut().zip(values) {
@@ -340,7 +340,7 @@ impl Block<'_> {
         bytemuck::cast([x, y, z, w])
     }
 
-    /// What this lane gets of four matrices, of which it loads the row at `address`.
+    /// This lane's fragments of four matrices; it loads the row at `address`.
     pub fn load_matrices(&self, address: u32, at: At) -> [u32; 4] {
         let mut words = Words::default();
         words[..4].copy_from_slice(&self.load_shared::<[u32; 4]>(address));
@@ -348,7 +348,7 @@ impl Block<'_> {
         [x, y, z, w]
     }
 
-    /// Stores row i of matrix m at the address of lane 8m + i, from what [`Self::load_matrices`] gives of the transposed ones.
+    /// The inverse of [`Self::load_matrices`], transposed: stores row i of matrix m at the address of lane 8m + i.
     pub fn store_matrices_transposed(&self, address: u32, matrices: [u32; 4]) {
         let mut words = Words::default();
         words[..4].copy_from_slice(&matrices);
@@ -399,7 +399,7 @@ impl Block<'_> {
     #[inline]
     pub unsafe fn store_global<T: Pod>(&self, address: u64, value: T) {
         self.check_global::<T>(address, Op::Store);
-        // SAFETY: as for a load, but for all accesses, and the region is writable.
+        // SAFETY: as for a load, but ordered with all accesses, and the region is writable.
         unsafe { ptr::with_exposed_provenance_mut::<T>(address as usize).write(value) }
     }
 
@@ -409,7 +409,7 @@ impl Block<'_> {
         loaded.unwrap_or_else(|problem| problem.raise())
     }
 
-    /// A load by the running thread of a collective.
+    /// A load by the thread that runs a collective.
     #[inline]
     pub(super) fn try_load_shared<T: Pod>(&self, address: u32) -> Result<T, Box<Problem>> {
         self.shared.load(address, &self.observer())
@@ -469,7 +469,7 @@ impl Block<'_> {
         unsafe { self.finish_copies(0, arrived) };
     }
 
-    /// Lets the copies of a counter arrive whose groups are before `end`.
+    /// Completes the copies of `counter` in groups before `end`.
     ///
     /// # Safety
     /// The regions of the launch are live.
@@ -524,7 +524,7 @@ impl Block<'_> {
         thread.stores.set(stores);
     }
 
-    /// Reads what is to be stored as late as it may be read.
+    /// Reads the source as late as the GPU may.
     ///
     /// # Safety
     /// The regions of the launch are live.

@@ -1,20 +1,20 @@
-//! Reductions over the lanes of a warp, with all their shuffles at once: the same additions in the same order as
-//! [`crate::math::reduce`] makes them one shuffle after the other.
+//! Reductions over the lanes of a warp in one collective, with the same additions in the same order as the successive shuffles of
+//! [`crate::math::reduce`].
 
 use super::block::{LANES, Thread, WORDS, Words};
 
-/// A reduction of some values of each lane over the lanes whose index differs in bits `low..high`.
+/// A reduction of `count` values per lane over the lanes whose index differs in bits `low..high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Butterfly {
     low: u8,
     high: u8,
     count: u8,
-    /// Each lane keeps a part of the sums, not all.
+    /// Each lane keeps a part of the sums instead of all.
     scatters: bool,
 }
 
 impl Butterfly {
-    /// `None` where they are more values than a lane may bring, or over other lanes than those of a warp.
+    /// `None` for more values than a lane can exchange, or for bits outside a warp's lane index.
     pub fn new(count: usize, low: u32, high: u32, scatters: bool) -> Option<Self> {
         let fits = count <= WORDS && 0 < low && low <= high && high <= LANES as u32;
         fits.then_some(Self {
@@ -33,10 +33,10 @@ impl Butterfly {
         }
     }
 
-    /// Each lane takes its sums.
+    /// Gives each lane its sums.
     pub fn add(self, warp: &[Thread]) {
         let count = usize::from(self.count);
-        // A row is the same value of all lanes.
+        // A row holds one value of every lane.
         let mut values = [[0.0f32; LANES]; WORDS];
         for (lane, thread) in warp.iter().enumerate() {
             let words = thread.words();

@@ -1,4 +1,4 @@
-//! The blocks of a cluster: they run together, have a barrier, and store to each other's shared memory.
+//! The blocks of a cluster: they run concurrently, share a barrier, and store to each other's shared memory.
 
 use std::cell::Cell;
 
@@ -16,36 +16,36 @@ use crate::device::shapes::LaunchShape;
 /// Blocks that a cluster may have on every GPU that has clusters.
 pub const PORTABLE_BLOCKS: usize = 8;
 
-/// What the blocks of a cluster share.
+/// The shared state of a cluster's blocks.
 ///
-/// Phase 1 of its barrier is complete when all threads have come to it once. A thread comes to a phase only once it
-/// has waited for the one before: those that run are after all complete phases, or all but the last.
+/// Phase 1 of its barrier is complete when all threads have arrived once. A thread arrives at a phase only after it has waited
+/// for the previous one: running threads are after all complete phases, or all but the last.
 pub struct Cluster {
     /// Linear index of its first block.
     first: Cell<u32>,
-    /// Of each block.
+    /// By rank.
     memories: Box<[SharedMemory]>,
-    /// Of each thread, block by block.
+    /// Every thread, block by block.
     members: Box<[Member]>,
     /// For each warp, the time up to which its accesses happened before an arrival.
     released: Box<[Cell<u32>]>,
     /// Complete phases.
     completed: Cell<u32>,
     pub(super) mailboxes: Mailboxes,
-    /// Whether a thread has come to the barrier.
+    /// Whether any thread has arrived at the barrier.
     used: Cell<bool>,
 }
 
 /// A thread of a cluster; times are those of its block.
 #[derive(Default)]
 struct Member {
-    /// The phase that it has come to and not waited for, or 0.
+    /// The phase at which it has arrived without having waited yet, or 0.
     arrived: Cell<u32>,
     /// The time up to which its accesses happened before an arrival.
     released: Cell<u32>,
-    /// The same as of the last even and the last odd phase, its warp's included.
+    /// `released`, of the thread and its warp, as of the last even and the last odd phase.
     before: [Cell<u32>; 2],
-    /// For each block, the time of the last store to its memory that might find it ended, or 0.
+    /// For each block, the time of the last store to its memory that the block might not have outlived, or 0.
     stores: [Cell<u32>; PORTABLE_BLOCKS],
 }
 
@@ -74,13 +74,13 @@ impl Cluster {
         self.member(access).is_some()
     }
 
-    /// Whether `access` is before those that have waited for the phases up to `phase`, 0: none.
+    /// Whether `access` is ordered before threads that have waited for all phases up to `phase`; 0: none.
     pub fn puts_before(&self, access: Access, phase: u32) -> bool {
         let is_before = |at: usize| access.time() <= self.members[at].before(phase).get();
         phase > 0 && self.member(access).is_some_and(is_before)
     }
 
-    /// Of three loads that nothing orders, two: those that last beyond the phase under way, and of equal ones the lowest
+    /// Selects two of three unordered loads to remember: first those that the current phase cannot order; among equals the lowest
     /// and the highest.
     pub fn lasting(&self, loads: [Access; 3]) -> [Access; 2] {
         let [a, b, c] = loads;
@@ -95,15 +95,15 @@ impl Cluster {
         [a.min(b).min(c), a.max(b).max(c)]
     }
 
-    /// Whether the phase under way cannot put `load` before those that wait for it: another cluster made it, or a thread
-    /// after its arrival.
+    /// Whether the current phase cannot order `load` before threads that wait for it: another cluster made it, or a thread made
+    /// it after its arrival.
     fn lasts(&self, load: Access) -> bool {
         let has_come = |at: usize| self.members[at].arrived.get() > self.completed.get();
         let member = self.member(load);
         member.is_none_or(|at| has_come(at) && load.time() > self.released(at))
     }
 
-    /// The place among the members of the thread that made `access`.
+    /// Index in `members` of the thread that made `access`.
     fn member(&self, access: Access) -> Option<usize> {
         let rank = access.block().checked_sub(self.first.get())? as usize;
         let threads = self.members.len() / self.memories.len();
@@ -117,7 +117,7 @@ impl Cluster {
         self.members[at].released.get().max(of_warp)
     }
 
-    /// Forgets the previous cluster, which ended with no thread between arrival and wait and no store to be found late.
+    /// Resets the state. The previous cluster ended with no thread between arrival and wait and no late store.
     fn start(&self, first: u32) {
         self.first.set(first);
         self.mailboxes.clear();
@@ -131,8 +131,7 @@ impl Cluster {
         }
     }
 
-    /// Runs `blocks`, those of cluster `index`, with a stack for each of their threads; the stacks are there again
-    /// afterwards.
+    /// Runs `blocks`, the blocks of cluster `index`. Takes a stack per thread from `stacks`, and returns them.
     pub fn run(
         &self,
         blocks: &[Block<'_>],
@@ -170,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// Lets the threads go on that wait for the cluster, to which all others have come.
+    /// Completes a phase to which all threads have arrived, and releases the waiting ones.
     fn complete_a_phase(&self, blocks: &[Block<'_>]) -> Result<(), Fault> {
         blocks.iter().try_for_each(Block::check_arrived)?;
         let phase = self.completed.get() + 1;
@@ -196,7 +195,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// No block might have ended before a store to its memory.
+    /// Checks that no block might have ended before a store to its memory.
     fn check_stores(&self, blocks: &[Block<'_>]) -> Result<(), Fault> {
         for (at, member) in self.members.iter().enumerate() {
             let late = |store: &Cell<u32>| store.get() > 0;
@@ -215,13 +214,13 @@ impl Cluster {
 }
 
 impl Member {
-    /// Of `phase`, the last one or the last but one.
+    /// The entry of `phase`, the last one or the last but one.
     fn before(&self, phase: u32) -> &Cell<u32> {
         &self.before[phase as usize % 2]
     }
 }
 
-/// The most phases that are before one of `threads`.
+/// The newest phase that is ordered before any of `threads`.
 pub fn latest_phase<'a>(threads: impl IntoIterator<Item = &'a Thread>) -> u32 {
     let phases = threads.into_iter().map(|thread| thread.phases.get());
     phases.max().unwrap_or(0)
@@ -243,12 +242,12 @@ impl Block<'_> {
         &self.cluster.members[self.rank * self.threads.len() + thread]
     }
 
-    /// Whether `thread` has come to the cluster's barrier, and not waited for it.
+    /// Whether `thread` has arrived at the cluster's barrier and not yet waited.
     pub(super) fn has_arrived(&self, thread: usize) -> bool {
         self.member(thread).arrived.get() > 0
     }
 
-    /// Each thread that has not exited has come to the cluster's barrier.
+    /// Checks that each thread that has not exited has arrived at the cluster's barrier.
     fn check_arrived(&self) -> Result<(), Fault> {
         let has_come =
             |thread: usize| self.threads[thread].is(At::Exited) || self.has_arrived(thread);
@@ -261,7 +260,7 @@ impl Block<'_> {
         }
     }
 
-    /// What the cluster's barrier and mailboxes put before one of `threads` is now before all.
+    /// Orders everything that the cluster's barrier and mailboxes order before any of `threads` before all of them.
     pub(super) fn share_phases<'a>(&self, threads: impl Iterator<Item = &'a Thread> + Clone) {
         if self.cluster.completed.get() > 0 {
             let phase = latest_phase(threads.clone());
@@ -274,9 +273,9 @@ impl Block<'_> {
     }
 }
 
-/// For the running thread.
+/// Operations of the running thread.
 impl Block<'_> {
-    /// Comes to the cluster's barrier; whether what happened before is then before those that wait.
+    /// Arrives at the cluster's barrier; `releases`: earlier accesses are ordered before threads that wait.
     pub fn arrive_at_cluster(&self, releases: bool) {
         let member = self.member(self.running.get());
         if member.arrived.get() > 0 {
@@ -291,7 +290,7 @@ impl Block<'_> {
         }
     }
 
-    /// What is before the running thread is before those that wait for the phase under way.
+    /// Orders everything before the running thread before the threads that wait for the current phase.
     fn release(&self) {
         let thread = self.running.get();
         let raise = |time: &Cell<u32>, to: u32| time.set(time.get().max(to));
@@ -327,7 +326,7 @@ impl Block<'_> {
         thread.mail.set(thread.mail.get() | mail);
     }
 
-    /// The shared memory of the block `rank` of the cluster.
+    /// The shared memory of block `rank` of the cluster.
     pub(super) fn memory_of(&self, op: &str, rank: u32) -> &SharedMemory {
         self.cluster.memories.get(rank as usize).unwrap_or_else(|| {
             let blocks = self.cluster.memories.len();
@@ -337,7 +336,7 @@ impl Block<'_> {
         })
     }
 
-    /// Stores to the shared memory of the block `rank` of the cluster.
+    /// Stores to the shared memory of block `rank` of the cluster.
     pub fn store_shared_at<T: Pod>(&self, address: u32, rank: u32, value: T) {
         let thread = self.running.get();
         let memory = self.memory_of("store", rank);

@@ -1,4 +1,4 @@
-//! Counters of a block: which threads have come, and what happened before those that wait.
+//! Counters (mbarriers) of a block: which threads have arrived, and which accesses are ordered before the waiting ones.
 
 use std::cell::Cell;
 
@@ -15,13 +15,13 @@ pub struct Counter {
     opened: Access,
     /// Threads that it counts.
     threads: u32,
-    /// Those that have come in the phase under way.
+    /// Threads that have arrived in the current phase.
     come: Cell<u32>,
-    /// Phases behind it.
+    /// Completed phases.
     completed: Cell<u32>,
-    /// Of a thread's own: those that it has waited for.
+    /// Phases that the owner of a private counter has waited for.
     waited: Cell<u32>,
-    /// What is before those that will wait for the phase under way, and for the last one.
+    /// Accesses ordered before threads that wait for the current phase, and for the last one.
     arrivals: [Arrivals; 2],
 }
 
@@ -30,7 +30,7 @@ impl Counter {
         &self.arrivals[phase as usize % 2]
     }
 
-    /// Whether it is a thread's own.
+    /// Whether the counter is private to one thread.
     fn is_own(&self) -> bool {
         self.threads == 1
     }
@@ -62,7 +62,7 @@ impl Block<'_> {
         }
     }
 
-    /// `warp` has come to the counter at `address`.
+    /// Counts an arrival of `warp` at the counter at `address`.
     pub(super) fn count(&self, warp: usize, address: u32) -> Result<(), Box<Problem>> {
         self.counter(address, |counter| {
             let arrivals = counter.arrivals(counter.completed.get());
@@ -82,7 +82,7 @@ impl Block<'_> {
         })
     }
 
-    /// Whether the phase of the counter at `address` is complete for which `warp` waits; it is behind that then.
+    /// Whether the phase that `warp` waits for is complete; if so, orders the phase's arrivals before `warp`.
     pub(super) fn pass_counter(
         &self,
         warp: usize,
@@ -105,7 +105,7 @@ impl Block<'_> {
         })
     }
 
-    /// Whether a warp waits for a phase that is complete.
+    /// Whether any warp waits for a phase that is complete.
     pub(super) fn can_pass_a_counter(&self) -> bool {
         let is_complete = |warp: usize| match self.warp(warp)[0].at.get() {
             at @ At::Counter(address, phase) => {
@@ -118,7 +118,7 @@ impl Block<'_> {
     }
 }
 
-/// For the running thread.
+/// Operations of the running thread.
 impl Block<'_> {
     pub fn open_counter(&self, address: u32, threads: u32) {
         let is_counted = threads > 0 && threads <= MAX_THREADS;
@@ -130,7 +130,7 @@ impl Block<'_> {
         }
         let (memory, by) = (self.memory_of("counter", self.rank as u32), self.observer());
         let opened = memory.open_mailbox(address, &by);
-        // One that is open there is in the way.
+        // A counter that is already open there makes the store fault.
         opened.unwrap_or_else(|problem| problem.raise());
         self.counters.borrow_mut().push(Counter {
             address,
@@ -143,7 +143,7 @@ impl Block<'_> {
         });
     }
 
-    /// What `f` makes of the counter, which the running thread may use: its own, or one of warps.
+    /// Runs `f` on a counter that the running thread may use: its own, or one for warps.
     fn usable<R>(&self, address: u32, f: impl FnOnce(&Counter) -> Result<R, Box<Problem>>) -> R {
         let found = self.counter(address, |counter| {
             if counter.is_own() && counter.opened.thread() != self.thread() {
@@ -159,7 +159,7 @@ impl Block<'_> {
         found.unwrap_or_else(|problem| problem.raise())
     }
 
-    /// The same of one that is the thread's own, or not.
+    /// [`Self::usable`] for a private counter (`is_own`), or for one of warps.
     fn open<R>(&self, address: u32, is_own: bool, f: impl FnOnce(&Counter) -> R) -> R {
         self.usable(address, |counter| {
             if is_own != counter.is_own() {
@@ -169,18 +169,19 @@ impl Block<'_> {
         })
     }
 
-    /// The phase of a counter that is under way, for a copy that the thread counts there.
+    /// The current phase of a counter, for a copy that the thread counts there.
     pub(super) fn phase_of_copies(&self, address: u32) -> u32 {
         self.usable(address, |counter| Ok(counter.completed.get()))
     }
 
-    /// With `copies`, the asynchronous copies that the thread has started are there when it comes.
+    /// Arrives; `copies`: the thread's asynchronous copies complete with the arrival.
     ///
     /// # Safety
     /// The regions of the launch are live.
     pub unsafe fn arrive_at_counter(&self, address: u32, copies: bool) {
         self.open(address, false, |_| {});
-        // There at once, as accesses of this thread: whoever does not wait for the counter is found all the same.
+        // The copies complete immediately, as accesses of this thread: a thread that does not wait for the counter is reported
+        // nonetheless.
         // SAFETY: the caller's promise.
         unsafe {
             self.finish_copies(address, u32::MAX);

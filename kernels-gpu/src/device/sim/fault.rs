@@ -1,4 +1,4 @@
-//! What ends a launch, and how it leaves the fiber that found it.
+//! Faults, which end a launch, and how one leaves the fiber that found it.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,15 +9,15 @@ use std::sync::Once;
 /// The check that found a [`Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The launch itself: its shape or a region cannot be.
+    /// The launch itself: an invalid shape or region.
     Launch,
     /// An access that is misaligned or outside the tensors and shared memory, a store to a read-only
     /// tensor, or a load of shared memory that was never written.
     Memcheck,
-    /// Two accesses that no barrier orders, one of them a store; or a load through the read-only path
-    /// of what the launch wrote.
+    /// Two accesses that no barrier orders, at least one of them a store; or a load through the read-only path of data that the
+    /// launch wrote.
     Racecheck,
-    /// A collective that not all of its lanes reach, or with lanes that do not exist.
+    /// A collective that not all of its lanes reach, or that names lanes that do not exist.
     Synccheck,
     /// An instruction that the GPU lacks.
     Machine,
@@ -25,7 +25,7 @@ pub enum FaultKind {
     Panic,
 }
 
-/// The mistake that ended a launch.
+/// The error that ended a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The check that found it.
@@ -36,7 +36,7 @@ pub struct Fault {
     pub block: [u32; 3],
     /// Index of the thread in the block; zero for [`FaultKind::Launch`].
     pub thread: u32,
-    /// What happened to which tensor.
+    /// What happened, and to which tensor.
     pub message: String,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// A fault that nobody has put a place to.
+/// A fault without its kernel, block and thread.
 #[derive(Debug)]
 pub struct Problem {
     pub kind: FaultKind,
@@ -101,12 +101,12 @@ impl Problem {
         Self::new(FaultKind::Machine, message)
     }
 
-    /// Unwinds the fiber with `self`, silently.
+    /// Unwinds the fiber with `self`, without a message.
     pub fn raise(self: Box<Self>) -> ! {
         panic::resume_unwind(self)
     }
 
-    /// What unwound a fiber: a raised problem, or a panic of the body.
+    /// The problem that unwound a fiber: a raised one, or a panic of the body.
     pub fn of_unwinding(payload: Box<dyn Any + Send>) -> Box<Self> {
         payload.downcast::<Self>().unwrap_or_else(|payload| {
             let text = payload.downcast_ref::<String>().map(String::as_str);
@@ -122,7 +122,7 @@ thread_local! {
     static PANIC_PLACE: Cell<Option<String>> = const { Cell::new(None) };
 }
 
-/// From now on a panic in a fiber is not printed; its place is kept for [`Problem::of_unwinding`].
+/// Installs a panic hook, once: a panic in a fiber is not printed; its place is kept for [`Problem::of_unwinding`].
 pub fn keep_panics_of_fibers_silent(in_fiber: fn() -> bool) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,4 +1,4 @@
-//! The threads of a block as fibers: who runs, where the others wait, and when they go on.
+//! The threads of a block as fibers: which one runs, where the others wait, and when they continue.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::{array, ptr};
@@ -17,7 +17,7 @@ use crate::device::shapes::Element;
 
 pub type Fiber = Coroutine<(), (), ()>;
 
-/// Where a thread is.
+/// Where a thread is: running, waiting or exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     /// Ready to run.
@@ -26,19 +26,19 @@ pub enum At {
     ShuffleXor(u32),
     /// Waits for its warp to take the value of lane `.0`.
     ShuffleIdx(u32),
-    /// Waits for its warp to say what holds of its lanes.
+    /// Waits for its warp's ballot.
     Ballot,
-    /// Waits for its warp to add up values, over some of its lanes.
+    /// Waits for its warp's butterfly reduction.
     Butterfly(Butterfly),
-    /// Waits for its warp to multiply matrices of these elements.
+    /// Waits for its warp's matrix product with elements of this type.
     Mma(Element),
-    /// Waits for its warp to spread the rows of matrices.
+    /// Waits for its warp's matrix load (`ldmatrix`).
     LoadMatrices,
-    /// Waits for its warp to spread the columns of matrices.
+    /// Waits for its warp's transposed matrix load.
     LoadMatricesTransposed,
-    /// Waits for its warp to gather the columns of matrices.
+    /// Waits for its warp's transposed matrix store (`stmatrix`).
     StoreMatricesTransposed,
-    /// Waits for its warp to bring a left factor of this product.
+    /// Waits for its warp's part of a warpgroup product.
     Warpgroup(Product),
     /// Waits for the lanes of a mask.
     SyncWarp(u32),
@@ -46,9 +46,9 @@ pub enum At {
     SyncThreads,
     /// Waits for the threads of a barrier.
     SyncBarrier(Barrier),
-    /// Waits for its warp to come to a barrier, and goes on.
+    /// Waits for its warp to arrive at a barrier, then continues.
     Arrive(Barrier),
-    /// Waits for its warp to come to the counter at `.0`, and goes on.
+    /// Waits for its warp to arrive at the counter at `.0`, then continues.
     Count(u32),
     /// Waits for phase `.1` of the counter at `.0`.
     Counter(u32, u32),
@@ -87,7 +87,7 @@ impl At {
         }
     }
 
-    /// Whether it is of a barrier or counter, which other warps may have come to or wait for.
+    /// Whether it is a barrier or counter that involves other warps.
     #[inline]
     fn is_of_warps(self) -> bool {
         matches!(
@@ -96,7 +96,7 @@ impl At {
         )
     }
 
-    /// Whether other blocks may let it go on.
+    /// Whether other blocks may release it.
     #[inline]
     fn waits_for_cluster(self) -> bool {
         matches!(self, Self::ClusterWait | Self::Mailbox(_))
@@ -142,7 +142,7 @@ impl At {
 }
 
 impl Block<'_> {
-    /// A fiber for each thread of block `index`, which takes a stack.
+    /// Creates a fiber for each thread of block `index`, on stacks taken from `stacks`.
     ///
     /// # Safety
     /// `self` and `body` outlive the fibers.
@@ -167,7 +167,7 @@ impl Block<'_> {
         self.threads.iter().zip(stacks).map(fiber).collect()
     }
 
-    /// Runs the threads until each has exited, or none can go on before the cluster does.
+    /// Runs the threads until each has exited, or none can continue before the cluster does.
     pub(super) fn run_fibers(&self, fibers: &mut [Fiber]) -> Result<(), Fault> {
         let _entered = self.enter();
         self.run_warps(fibers)
@@ -213,8 +213,8 @@ impl Block<'_> {
         }
     }
 
-    /// Runs the warp of threads `first..` until each of them has exited or waits for the block, or none can go on before
-    /// the cluster does.
+    /// Runs the warp of threads `first..` until each of them has exited or waits for the block, or none can continue before the
+    /// cluster does.
     fn run_warp(&self, first: usize, fibers: &mut [Fiber]) -> Result<(), Fault> {
         let warp = &self.threads[first..][..LANES];
         loop {
@@ -266,7 +266,7 @@ impl Block<'_> {
         }
     }
 
-    /// Completes the collective to which the whole warp has come, if that is where it is: the common case at its shortest.
+    /// Fast path for the common case: completes the collective if the whole warp has reached the same one.
     #[inline]
     fn meet_all(&self, first: usize, warp: &[Thread]) -> Result<bool, Fault> {
         let at = warp[0].at.get();
@@ -294,7 +294,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Joins what happened before for the lanes of `mask`, with all they did so far, for all of them.
+    /// Orders everything that the lanes of `mask` have done, or that is ordered before any of them, before all of them.
     fn order_lanes(&self, warp: &[Thread], mask: u32) {
         let now = self.tick();
         let barriers_of =
@@ -311,7 +311,7 @@ impl Block<'_> {
         }
     }
 
-    /// Gives `fiber` a turn, until it waits or exits.
+    /// Runs `fiber` until it waits or exits.
     fn resume(&self, thread: usize, fiber: &mut Fiber) -> Result<(), Fault> {
         self.running.set(thread);
         match panic::catch_unwind(AssertUnwindSafe(|| fiber.resume(()))) {
@@ -339,7 +339,7 @@ impl Block<'_> {
     }
 }
 
-/// Each lane takes the word of the lane that it names.
+/// Gives each lane the word of the lane that it names.
 fn shuffle(warp: &[Thread]) {
     let mut brought = [0; LANES];
     for (lane, word) in brought.iter_mut().enumerate() {
@@ -355,14 +355,14 @@ fn shuffle(warp: &[Thread]) {
     }
 }
 
-/// Each lane takes a bit of every lane.
+/// Gives each lane the ballot.
 fn ballot(warp: &[Thread]) {
     let bits = warp.iter().enumerate();
     let bits = bits.fold(0, |all, (lane, thread)| all | thread.word().get() << lane);
     warp.iter().for_each(|thread| thread.word().set(bits));
 }
 
-/// Each lane takes what `at`, which all lanes have reached, makes of the words of all.
+/// Gives each lane its result of `at`, which all lanes have reached, from the words of all lanes.
 fn exchange(warp: &[Thread], at: At) {
     let mut brought = [Words::default(); LANES];
     for (lane, words) in brought.iter_mut().enumerate() {

@@ -61,7 +61,7 @@ pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
 }
 
 pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
-    // Exact in f32.
+    // The product is exact in f32.
     let half = |shift: u32| f16_to_f32((a >> shift) as u16) * f16_to_f32((b >> shift) as u16);
     pack_f16x2(half(0), half(16))
 }
@@ -72,7 +72,7 @@ pub fn add_f16x2(a: u32, b: u32) -> u32 {
 }
 
 pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
-    // A product is exact in f64; so is the sum, but for a term that is less than half a unit of an f16's last place.
+    // The product is exact in f64. The sum is exact too, except when a term is below half a unit of an f16's last place.
     let half = |shift: u32| {
         let [a, b, c] = [a, b, c].map(|x| f64::from(f16_to_f32((x >> shift) as u16)));
         let sum = f16::from_f64(a * b + c);
@@ -91,14 +91,14 @@ pub fn larger_f16x2(a: u32, b: u32) -> u32 {
     half(0) | half(16) << 16
 }
 
-/// A shift and a product, which do for many at once what `half` does by cases.
+/// A shift and a product: they vectorize, unlike the branches of `half`.
 #[inline]
 pub fn f16_to_f32(bits: u16) -> f32 {
     const INFINITE: u32 = 0x7c00 << 13;
     const TWO_TO_112: f32 = f32::from_bits((127 + 112) << 23);
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << 13;
-    // The exponent of f32 is 112 more, of a denormal f16 too.
+    // The exponent bias of f32 is larger by 112; this holds for denormal f16, too.
     let scaled = (f32::from_bits(magnitude) * TWO_TO_112).to_bits();
     let infinite = if magnitude >= INFINITE {
         0x7f80_0000
@@ -108,7 +108,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(sign | scaled | infinite)
 }
 
-/// `value`, unless `a` or `b` is a NaN: then the one that the GPU makes of every NaN.
+/// `value`, unless `a` or `b` is NaN: then the GPU's canonical NaN.
 fn number(value: f32, a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() {
         f32::from_bits(0x7fff_ffff)
@@ -117,7 +117,7 @@ fn number(value: f32, a: f32, b: f32) -> f32 {
     }
 }
 
-/// A denormal becomes a zero of its sign.
+/// Replaces a denormal by a zero of its sign.
 fn flush(x: f32) -> f32 {
     if x.is_subnormal() {
         0.0_f32.copysign(x)
@@ -126,7 +126,7 @@ fn flush(x: f32) -> f32 {
     }
 }
 
-/// The GPU makes every NaN the same one.
+/// Packs two rounded values; every NaN becomes 0x7fff, as on the GPU.
 fn pack(low: f32, high: f32, round: impl Fn(f32) -> u16) -> u32 {
     let bits = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { round(x) });
     bits(high) << 16 | bits(low)

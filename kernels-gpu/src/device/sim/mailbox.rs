@@ -1,4 +1,4 @@
-//! Mailboxes of the blocks of a cluster: who may send, what has come, and who may read it.
+//! Mailboxes of a cluster's blocks: who may send, how many bytes have arrived, and who may read them.
 
 use std::cell::Cell;
 
@@ -10,36 +10,36 @@ use super::shared::BASE;
 
 /// Mailboxes of a block.
 const OF_A_BLOCK: usize = 8;
-/// Mailboxes of a cluster, which are bits of a word.
+/// Mailboxes of a cluster: one bit each in a `u64`.
 pub const MAILBOXES: u32 = (PORTABLE_BLOCKS * OF_A_BLOCK) as u32;
-/// What a mailbox can count to.
+/// The largest byte count of a mailbox.
 const MAX_BYTES: u32 = (1 << 20) - 1;
-/// Of a mailbox that no meeting of the cluster has made known.
+/// Phase of a mailbox that its opener has not yet announced at the cluster's barrier.
 const NO_PHASE: u32 = u32::MAX;
 
 /// The mailboxes of a cluster, block by block.
 #[derive(Default)]
 pub struct Mailboxes {
-    /// How many each block has opened.
+    /// Number of open mailboxes of each block.
     open: [Cell<usize>; PORTABLE_BLOCKS],
     boxes: [[Mailbox; OF_A_BLOCK]; PORTABLE_BLOCKS],
-    /// Those, a bit for each, of which a return from the wait happened before an arrival.
+    /// Mailboxes, a bit each, whose wait returned before an arrival at the cluster's barrier.
     released: Cell<u64>,
-    /// The same as of the last even and the last odd phase.
+    /// `released` as of the last even and the last odd phase.
     before: [Cell<u64>; 2],
 }
 
 #[derive(Default)]
 struct Mailbox {
-    /// Where it lies in the shared memory of its block.
+    /// Byte offset in its block's shared memory.
     byte: Cell<u32>,
     /// The thread that opened it.
     opener: Cell<usize>,
-    /// The phase to which that came next: those that have waited for it may use the mailbox.
+    /// The phase of the opener's next arrival: threads that have waited for it may use the mailbox.
     phase: Cell<u32>,
     expected: Cell<u32>,
     arrived: Cell<u32>,
-    /// Whether a thread has returned from the wait.
+    /// Whether a thread has returned from a wait for it.
     is_awaited: Cell<bool>,
 }
 
@@ -58,7 +58,7 @@ impl Mailboxes {
         self.released.set(0);
     }
 
-    /// Those of a bit each in `mail` are before who waits for the phase under way.
+    /// Orders the mailboxes in `mail` before threads that wait for the current phase.
     pub fn release(&self, mail: u64) {
         self.released.set(self.released.get() | mail);
     }
@@ -67,17 +67,17 @@ impl Mailboxes {
         self.before[phase as usize % 2].set(self.released.get());
     }
 
-    /// Those that `phase`, the last one or the last but one, puts before who waits for it.
+    /// The mailboxes that `phase`, the last one or the last but one, orders before threads that wait for it.
     pub fn before(&self, phase: u32) -> u64 {
         self.before[phase as usize % 2].get()
     }
 
-    /// The open ones of a block.
+    /// The open mailboxes of a block.
     fn of(&self, rank: usize) -> &[Mailbox] {
         &self.boxes[rank][..self.open[rank].get()]
     }
 
-    /// The number of the one of block `rank` at `byte`, if it is open.
+    /// The number of block `rank`'s mailbox at `byte`, if it is open.
     fn find(&self, rank: usize, byte: u32) -> Option<u32> {
         let found = |mailbox: &Mailbox| mailbox.byte.get() == byte;
         let at = self.of(rank).iter().position(found)?;
@@ -91,13 +91,13 @@ impl Mailboxes {
 }
 
 impl Cluster {
-    /// Where a mailbox lies in the shared memory of its block.
+    /// Byte offset of a mailbox in its block's shared memory.
     pub fn mailbox_byte(&self, number: u32) -> u32 {
         self.mailboxes.get(number).byte.get()
     }
 }
 
-/// The mailboxes that are before one of `threads`.
+/// The mailboxes that are ordered before any of `threads`.
 pub fn all_mail<'a>(threads: impl IntoIterator<Item = &'a Thread>) -> u64 {
     let mail = threads.into_iter().map(|thread| thread.mail.get());
     mail.fold(0, |all, mail| all | mail)
@@ -108,7 +108,7 @@ impl Block<'_> {
         self.cluster.mailboxes.of(self.rank)
     }
 
-    /// Lets the threads go on whose mailboxes are complete; whether there are any.
+    /// Releases the threads whose mailboxes are complete; returns whether there were any.
     pub(super) fn take_mail(&self) -> bool {
         if self.mailboxes().is_empty() {
             return false;
@@ -121,7 +121,7 @@ impl Block<'_> {
         woken.map(|thread| thread.at.set(At::Running)).count() > 0
     }
 
-    /// Nobody waits for a mailbox, now that nobody sends any more.
+    /// Checks, when no thread can send any more, that none waits for a mailbox.
     pub(super) fn check_awaited(&self) -> Result<(), Fault> {
         let waits = |thread: &Thread| matches!(thread.at.get(), At::Mailbox(_));
         match self.threads.iter().position(waits) {
@@ -130,7 +130,7 @@ impl Block<'_> {
         }
     }
 
-    /// The block was there for all that was sent to it.
+    /// Checks that the block waited for each mailbox to which something was sent.
     pub(super) fn check_sent(&self) -> Result<(), Fault> {
         let is_lost = |mailbox: &&Mailbox| mailbox.arrived.get() > 0 && !mailbox.is_awaited.get();
         let Some(lost) = self.mailboxes().iter().find(is_lost) else {
@@ -146,7 +146,7 @@ impl Block<'_> {
         Err(self.fault(lost.opener.get(), *Problem::sync(message)))
     }
 
-    /// `thread` waits for a mailbox, in vain.
+    /// The fault of `thread`, which waits for a mailbox in vain.
     pub(super) fn starved(&self, thread: usize) -> Fault {
         let At::Mailbox(number) = self.threads[thread].at.get() else {
             return self.diverged(thread, thread);
@@ -162,7 +162,7 @@ impl Block<'_> {
     }
 }
 
-/// For the running thread.
+/// Operations of the running thread.
 impl Block<'_> {
     pub fn open_mailbox(&self, address: u32, bytes: u32) {
         let mailboxes = &self.cluster.mailboxes;
@@ -193,7 +193,7 @@ impl Block<'_> {
         open.set(open.get() + 1);
     }
 
-    /// The running thread, which comes to `phase`, makes the mailboxes known that it has opened.
+    /// Announces the mailboxes that the running thread has opened, as it arrives at `phase`.
     pub(super) fn announce_mailboxes(&self, phase: u32) {
         let opener = self.running.get();
         let is_new =
@@ -202,7 +202,7 @@ impl Block<'_> {
         new.for_each(|mailbox| mailbox.phase.set(phase));
     }
 
-    /// The number of the mailbox at `address` of block `rank`, which the thread may use.
+    /// The number of block `rank`'s mailbox at `address`, if the thread may use it; else a fault.
     fn mailbox(&self, op: &str, rank: usize, address: u32) -> u32 {
         let byte = address.wrapping_sub(BASE);
         let fault = |what: &str| -> ! {

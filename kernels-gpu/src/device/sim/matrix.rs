@@ -1,10 +1,10 @@
-//! What a warp makes of matrices whose elements are spread over its lanes.
+//! Collectives of a warp on matrices whose elements are distributed over its lanes.
 
 use super::block::{LANES, Words};
 use super::float::b16x2_to_f32;
 use crate::device::shapes::Element;
 
-/// What a lane brings to a multiplication.
+/// A lane's operands of a multiplication.
 pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
     let mut words = Words::default();
     words[..4].copy_from_slice(&a);
@@ -15,7 +15,8 @@ pub fn fragments(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> Words {
 
 /// D of each lane, from the [`fragments`] of all.
 ///
-/// Sums go up in k, each product exact where f32 has its exponent: of two elements of 16 bits it has at most 22.
+/// Sums are in increasing order of k. Each product of two 16-bit elements is exact within the exponent range of f32: it has at
+/// most 22 significant bits.
 pub fn multiply(brought: &[Words; LANES], of: Element) -> [Words; LANES] {
     let elements = |word: u32| b16x2_to_f32(word, of == Element::F16);
     let mut a = [[0.0; 16]; 16];
@@ -49,7 +50,7 @@ fn half_of(word: u32, index: usize) -> u16 {
     (word >> (index % 2 * 16)) as u16
 }
 
-/// What `lane` stores, a row of a matrix of which each lane brought two elements of a column.
+/// The row that `lane` stores, of a matrix of which each lane holds two elements of a column.
 #[inline]
 pub fn stored_rows(lane: usize, brought: &[Words; LANES]) -> Words {
     let (matrix, row) = (lane / 8, lane % 8);
@@ -57,7 +58,7 @@ pub fn stored_rows(lane: usize, brought: &[Words; LANES]) -> Words {
     of_matrices(|i| u32::from(element(2 * i + 1)) << 16 | u32::from(element(2 * i)))
 }
 
-/// What `lane` gets of four matrices, from the rows that the lanes loaded.
+/// `lane`'s fragments of four matrices, from the rows that the lanes loaded.
 #[inline]
 pub fn rows(lane: usize, loaded: &[Words; LANES]) -> Words {
     of_matrices(|matrix| loaded[8 * matrix + lane / 4][lane % 4])

@@ -1,4 +1,4 @@
-//! Global memory: the tensors of a launch, and what an access to them must be.
+//! Global memory: the tensors of a launch, and checks of accesses to them.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,10 +9,10 @@ use super::race::Observer;
 use super::shadow::Shadow;
 use super::view::View;
 
-/// What an access does.
+/// Kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// A load of what nobody writes during the launch.
+    /// A load of data that nobody writes during the launch.
     ReadOnlyLoad,
     /// A load.
     Load,
@@ -39,7 +39,7 @@ impl fmt::Display for Request {
     }
 }
 
-/// The runs of elements in which a block found its last accesses, by page: the next access is mostly in the same run.
+/// The runs of elements that a block accessed last, by page: the next access is mostly in the same run.
 #[derive(Default)]
 pub struct LastRuns([Cell<Run>; 1 << LAST_BITS]);
 
@@ -70,7 +70,7 @@ impl LastRuns {
     }
 }
 
-/// The tensors of a launch and what was done to them.
+/// The tensors of a launch and the records of accesses to them.
 pub struct GlobalMemory<'a> {
     views: Vec<View<'a>>,
     shadows: Vec<Shadow>,
@@ -89,7 +89,7 @@ impl<'a> GlobalMemory<'a> {
         Self { views, shadows }
     }
 
-    /// Checks where an access goes; the view, where its accesses are remembered. `last_runs` are those of this caller.
+    /// Checks the address of an access; returns the view if its accesses are recorded. `last_runs` are the caller's own.
     #[inline]
     pub fn check(
         &self,
@@ -110,7 +110,7 @@ impl<'a> GlobalMemory<'a> {
         Ok(self.shadows[view.shadow].remembers().then_some(view))
     }
 
-    /// The run that allows an access, in view `last` or in another one; it is empty where the access goes over several.
+    /// The run that permits an access, in view `last` or in another one; empty if the access spans several runs.
     #[inline(never)]
     fn find(&self, Request { address, size, op }: Request, last: usize) -> Option<Run> {
         let run_in = |at: usize| {
@@ -132,7 +132,7 @@ impl<'a> GlobalMemory<'a> {
         again.or_else(|| (0..self.views.len()).find_map(run_in))
     }
 
-    /// Records an access to `view`, whose accesses are remembered.
+    /// Records an access to `view`, a view with records.
     #[inline]
     pub fn record(
         &self,
@@ -172,7 +172,7 @@ impl<'a> GlobalMemory<'a> {
         ))
     }
 
-    /// What is wrong with an access that no tensor allows.
+    /// The error of an access that no tensor permits.
     #[cold]
     fn outside(&self, request: Request) -> Box<Problem> {
         const NULL_BYTES: u64 = 4096;

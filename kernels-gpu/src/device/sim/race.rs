@@ -1,4 +1,4 @@
-//! Which accesses are ordered: every two bytes remember their last write and two reads since.
+//! Race detection: every two bytes remember their last write and two reads since.
 
 use std::cell::Cell;
 
@@ -6,18 +6,18 @@ use super::cluster::Cluster;
 use super::fault::Problem;
 use super::mailbox::MAILBOXES;
 
-/// Bytes that one [`Granule`] stands for: the narrowest access.
+/// Bytes of a [`Granule`]: the narrowest access.
 pub const GRANULE_BYTES: u64 = 2;
 /// Blocks that an [`Access`] can tell apart.
 pub const MAX_BLOCKS: u32 = 1 << 24;
 /// Threads that an [`Access`] can tell apart.
 pub const MAX_THREADS: u32 = 1 << 10;
-/// Warps that they are.
+/// Warps of [`MAX_THREADS`].
 pub const WARPS: usize = MAX_THREADS as usize / 32;
 const TIME_BITS: u32 = 30;
 
-/// Block, thread and time of an access, packed in this order. Time counts the barriers of a block,
-/// those of its warps too, from 1.
+/// Block, thread and time of an access, packed in this order. Time counts the barriers of a block, including those of its warps,
+/// from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Access(u64);
 
@@ -26,7 +26,8 @@ impl Access {
     /// Later than every barrier.
     const IN_FLIGHT: u32 = (1 << TIME_BITS) - 1;
     const MAILBOX: u32 = Self::IN_FLIGHT - 1;
-    /// By the first mailbox of a cluster; by the others next. Later than every barrier, as the two above.
+    /// Time of data sent to the first mailbox of a cluster; the other mailboxes follow. Later than every barrier, like the two
+    /// above.
     const SENT: u32 = Self::MAILBOX - MAILBOXES;
 
     #[inline]
@@ -56,13 +57,13 @@ impl Access {
         self.time() == Self::IN_FLIGHT
     }
 
-    /// Whether it made a mailbox.
+    /// Whether it initialized a mailbox.
     #[inline]
     fn is_mailbox(self) -> bool {
         self.time() == Self::MAILBOX
     }
 
-    /// The mailbox of the cluster to which it was sent, if it was.
+    /// The mailbox of the cluster with which the data were sent, if they were.
     #[inline]
     fn mailbox(self) -> Option<u32> {
         (Self::SENT..Self::MAILBOX)
@@ -76,22 +77,22 @@ pub fn block_index([x, y, _]: [u32; 3], linear: u32) -> [u32; 3] {
     [linear % x, linear / x % y, linear / x / y]
 }
 
-/// An access about to happen, and what happened before it.
+/// An access about to happen, and the accesses ordered before it.
 pub struct Observer<'a> {
     pub access: Access,
     /// Blocks along x, y, z.
     pub grid: [u32; 3],
-    /// Time of the last barrier of the block: everything up to it happened before.
+    /// Time of the block's last barrier: all accesses up to it happened before.
     pub block_barrier: u32,
     /// For each warp of the block, the time up to which its accesses happened before.
     pub warp_clock: &'a [Cell<u32>; WARPS],
-    /// For each lane of the warp, the same.
+    /// The same for each lane of the warp.
     pub lane_barriers: &'a [Cell<u32>; 32],
     /// The cluster of the block.
     pub cluster: &'a Cluster,
     /// Phases of the cluster's barrier that happened before.
     pub phases: u32,
-    /// The mailboxes of the cluster, a bit for each, of which a return from the wait happened before.
+    /// Mailboxes of the cluster, a bit each, whose wait returned before.
     pub mail: u64,
 }
 
@@ -110,7 +111,7 @@ impl Observer<'_> {
         in_block || self.cluster.puts_before(earlier, self.phases)
     }
 
-    /// Whether `earlier`, of the same block, happened before by what the block did.
+    /// Whether `earlier`, an access of the same block, is ordered before by the block's own barriers.
     #[inline]
     fn is_after_in_block(&self, earlier: Access) -> bool {
         let (thread, my_thread) = (earlier.thread(), self.access.thread());
@@ -121,19 +122,19 @@ impl Observer<'_> {
             || (thread / 32 == my_thread / 32 && earlier.time() <= lane_barrier())
     }
 
-    /// This access as an asynchronous copy: nobody, its thread included, is after it until the wait.
+    /// This access as an asynchronous copy: no access is ordered after it, not even its own thread's, until the wait.
     #[inline]
     pub fn in_flight(&self) -> Access {
         self.at(Access::IN_FLIGHT)
     }
 
-    /// This access as the making of a mailbox: nobody accesses it afterwards.
+    /// This access as the initialization of a mailbox: nobody may access it afterwards.
     #[inline]
     pub fn mailbox(&self) -> Access {
         self.at(Access::MAILBOX)
     }
 
-    /// This access as sent to a mailbox: those are after it that have waited for that.
+    /// This access as data sent with a mailbox: threads that have waited for the mailbox are after it.
     pub fn sent(&self, mailbox: u32) -> Access {
         self.at(Access::SENT + mailbox)
     }
@@ -143,13 +144,13 @@ impl Observer<'_> {
         Access::new(self.access.block(), self.access.thread(), time)
     }
 
-    /// Who made `access`.
+    /// Names the thread that made `access`.
     pub fn name(&self, access: Access) -> String {
         let [x, y, z] = block_index(self.grid, access.block());
         format!("thread {} of block ({x}, {y}, {z})", access.thread())
     }
 
-    /// That `what`, which is this access, is not ordered with an earlier one.
+    /// The fault that this access, described by `what`, is not ordered with an earlier one.
     #[cold]
     pub fn race(&self, conflict: Conflict, what: &str) -> Box<Problem> {
         let (op, other) = match conflict {
@@ -189,9 +190,9 @@ pub enum Conflict {
 
 /// The accesses of two bytes of memory that a later one may race with.
 ///
-/// Of several unordered readers two are kept: those that the barrier of the cluster cannot order yet, else the lowest
-/// and the highest. A write that races with any races with one of these, unless the mask of a `sync_warp` has both but
-/// not a lane between them, or more than two threads of a cluster come to its barrier relaxed or before they read.
+/// Of several unordered readers two are kept: those that the cluster's barrier cannot order yet, else the lowest and the highest.
+/// A write that races with any reader races with one of these. Two exceptions: the mask of a `sync_warp` has both but not a lane
+/// between them, or more than two threads of a cluster arrive at its barrier relaxed or before they read.
 #[derive(Clone, Copy, Debug)]
 pub struct Granule {
     writer: Access,
@@ -201,7 +202,7 @@ pub struct Granule {
 impl Granule {
     pub const UNTOUCHED: Self = Self::written(Access::NONE);
 
-    /// After a store that is ordered with all before it.
+    /// The state after a store that is ordered with all earlier accesses.
     #[inline]
     pub const fn written(by: Access) -> Self {
         Self {
@@ -210,7 +211,7 @@ impl Granule {
         }
     }
 
-    /// Whether they are the same; a comparison of arrays would be a call.
+    /// Equality; a comparison of arrays would be a call.
     #[inline]
     pub fn is(&self, other: &Self) -> bool {
         let [a, b] = self.readers;
@@ -230,7 +231,7 @@ impl Granule {
         let me = by.access;
         let [a, b] = self.readers;
         if a == me || b == me {
-            // A store since would have forgotten it.
+            // A store since then would have removed it.
             return Ok(());
         }
         if !by.is_after(self.writer) {
@@ -259,7 +260,7 @@ impl Granule {
     }
 }
 
-/// What an access made of a granule: its next granule is mostly as this one was, and then becomes what this became.
+/// Memoized transition of one granule: the next granule of an access is mostly in the same state, and gets the same new state.
 #[derive(Default)]
 pub struct Same(Option<[Granule; 2]>);
 

@@ -1,18 +1,18 @@
-//! What some memory remembers of its accesses: granules that were always accessed together are kept as one.
+//! Access records of a range of memory: granules that were always accessed together are kept as one.
 
 use std::ops::Range;
 
 use super::race::{Granule, Same};
 
-/// Granules of a unit: an access of 8 bytes, or more, is of whole units.
+/// Granules of a unit: an access of 8 bytes or more covers whole units.
 pub const PARTS: usize = 4;
 
-/// Granules side by side.
+/// Neighbouring granules.
 #[derive(Clone, Copy)]
 pub struct Unit {
-    /// Each of them, unless they are split.
+    /// State of each granule, unless they are split.
     whole: Granule,
-    /// Where they are among those that are split, from 1 on; 0: nowhere yet.
+    /// Index + 1 in the list of split units; 0: none yet.
     place: u32,
     is_split: bool,
 }
@@ -24,7 +24,7 @@ impl Unit {
         is_split: false,
     };
 
-    /// Its granules one by one.
+    /// Its granules, separately.
     #[inline]
     fn split<'a>(&mut self, split: &'a mut Vec<[Granule; PARTS]>) -> &'a mut [Granule; PARTS] {
         if self.place == 0 {
@@ -43,7 +43,7 @@ impl Unit {
 /// The granules of some memory.
 pub struct Record<U> {
     units: U,
-    /// Of the units that have a place here.
+    /// The granules of units that have a place in this list.
     split: Vec<[Granule; PARTS]>,
 }
 
@@ -61,8 +61,8 @@ impl<U: AsMut<[Unit]>> Record<U> {
         self.split.clear();
     }
 
-    /// Lets `change` record an access in the granules of `range`; it gets the place of each, too, or of the first of several that
-    /// are alike.
+    /// Lets `change` record an access in the granules of `range`. It also gets the index of each granule, or of the first of
+    /// several equal ones.
     #[inline]
     pub fn change<E>(
         &mut self,

@@ -1,4 +1,4 @@
-//! What global memory remembers of its accesses.
+//! Access records of global memory.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -9,21 +9,21 @@ use std::thread;
 use super::race::{GRANULE_BYTES, Granule};
 use super::record::{PARTS, Record, Unit};
 
-/// Bytes that are recorded under one lock; no access crosses their bounds.
+/// Bytes under one lock; no access crosses a line's bounds.
 const LINE_BYTES: u64 = 256;
-/// Bytes whose granules are made together.
+/// Bytes whose granules are allocated together.
 const PAGE_BYTES: u64 = 4096;
 
 /// Units of a line.
 const UNITS: usize = (LINE_BYTES / GRANULE_BYTES) as usize / PARTS;
 
-/// What is remembered of a line, under a lock that is held for a few instructions: half of what a `Mutex` takes.
+/// The record of a line, under a lock that is held for a few instructions: half the cost of a `Mutex`.
 struct Line {
     is_taken: AtomicBool,
     record: UnsafeCell<Record<[Unit; UNITS]>>,
 }
 
-// SAFETY: whoever looks at the record has set `is_taken`, which nobody else had.
+// SAFETY: a thread accesses the record only after it has changed `is_taken` from false to true.
 unsafe impl Sync for Line {}
 
 impl Line {
@@ -34,19 +34,19 @@ impl Line {
         }
     }
 
-    /// Lets `change` have the record to itself.
+    /// Runs `change` with exclusive access to the record.
     #[inline]
     fn with<R>(&self, change: impl FnOnce(&mut Record<[Unit; UNITS]>) -> R) -> R {
         while self.is_taken.swap(true, Ordering::Acquire) {
             thread::yield_now();
         }
         let _taken = Taken(&self.is_taken);
-        // SAFETY: it was not taken, and is now.
+        // SAFETY: `is_taken` was false, and is now true.
         change(unsafe { &mut *self.record.get() })
     }
 }
 
-/// Gives a line back.
+/// Releases a line when dropped.
 struct Taken<'a>(&'a AtomicBool);
 
 impl Drop for Taken<'_> {
@@ -56,18 +56,18 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// The granules of some pages of global memory, made when first touched.
+/// The granules of some pages of global memory, allocated when first touched.
 ///
-/// An access is recorded under a lock before it happens, so that of two that race the second is found
-/// before it happens: the simulator itself never races.
+/// An access is recorded under a lock before it happens, so that the second of two racing accesses is found before it happens:
+/// the simulator itself never races.
 pub struct Shadow {
     pages: Range<u64>,
     lines: Box<[OnceLock<Box<[Line]>>]>,
 }
 
 impl Shadow {
-    /// Shadows of all `spans` of addresses, in order, each with whether it may be written; spans that share a page share a
-    /// shadow. Where none may be written nothing can race, and nothing is remembered.
+    /// Shadows of all `spans` of addresses, in order; the flag says whether a span may be written. Spans that share a page share
+    /// a shadow. Spans that nobody may write cannot race, and have no records.
     pub fn of_spans(spans: impl Iterator<Item = (Range<u64>, bool)>) -> Vec<Self> {
         let pages_of = |(span, writable): (Range<u64>, bool)| {
             let pages = span.start / PAGE_BYTES..span.end.div_ceil(PAGE_BYTES);
@@ -93,19 +93,19 @@ impl Shadow {
         merged.into_iter().map(untouched).collect()
     }
 
-    /// Whether accesses are remembered.
+    /// Whether accesses are recorded.
     #[inline]
     pub fn remembers(&self) -> bool {
         !self.lines.is_empty()
     }
 
-    /// Whether all its addresses are lower.
+    /// Whether all its addresses are below `address`.
     pub fn is_below(&self, address: u64) -> bool {
         self.pages.end <= address / PAGE_BYTES
     }
 
-    /// Lets `change` record an aligned access to `size` bytes at `address`, which is here and remembered, in each of its granules; it
-    /// gets the address of each, too, or of the first of several that are alike.
+    /// Lets `change` record an aligned access to `size` bytes at `address`, within this shadow, in each granule. It also gets the
+    /// address of each granule, or of the first of several equal ones.
     #[inline]
     pub fn change<E>(
         &self,

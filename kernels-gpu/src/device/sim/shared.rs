@@ -1,4 +1,4 @@
-//! Shared memory of one block, and what it remembers of its accesses.
+//! Shared memory of one block, and its access records.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -10,10 +10,10 @@ use super::fault::Problem;
 use super::race::{GRANULE_BYTES, Granule, Observer};
 use super::record::{PARTS, Record, Unit};
 
-/// Address of the first byte: not 0, so that an address that leaves out the base is out of bounds.
+/// Address of the first byte: not 0, so that an address without the base is out of bounds.
 pub const BASE: u32 = 1024;
 
-/// The bytes, in granules, and what was done to them.
+/// The bytes, in granules, and their access records.
 pub struct SharedMemory {
     values: Box<[Cell<u16>]>,
     record: RefCell<Record<Box<[Unit]>>>,
@@ -54,7 +54,8 @@ impl SharedMemory {
     fn value_in<T: Pod>(&self, range: Range<usize>) -> T {
         let halves = &self.values[range];
         assert_eq!(size_of_val(halves), size_of::<T>());
-        // SAFETY: as many bytes as the value has, which may be any; a cell is as its content, and nobody else has this thread's.
+        // SAFETY: the range has as many bytes as the value; any bytes are valid; a cell is laid out as its content, and only this
+        // thread accesses it.
         unsafe { halves.as_ptr().cast::<T>().read_unaligned() }
     }
 
@@ -71,7 +72,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Records an asynchronous copy on its way to `address`; the granules that it will fill.
+    /// Records the start of an asynchronous copy to `address`; returns the granules that it will fill.
     #[inline]
     pub fn start_copy<T: Pod>(
         &self,
@@ -84,7 +85,7 @@ impl SharedMemory {
         Ok(range)
     }
 
-    /// Lets a copy arrive in the granules that [`Self::start_copy`] gave; from now on it is a store.
+    /// Completes a copy to the granules that [`Self::start_copy`] returned; it is a store from now on.
     #[inline]
     pub fn finish_copy<T: Pod>(&self, range: Range<usize>, value: T, by: &Observer<'_>) {
         self.set(range.clone(), Granule::written(by.access));
@@ -95,7 +96,7 @@ impl SharedMemory {
     fn set_value<T: Pod>(&self, range: Range<usize>, value: T) {
         let halves = &self.values[range];
         assert_eq!(size_of_val(halves), size_of::<T>());
-        // SAFETY: as many bytes as the value has, of cells, which nobody else has.
+        // SAFETY: the range has as many bytes as the value, in cells that only this thread accesses.
         unsafe {
             halves
                 .as_ptr()
@@ -105,7 +106,7 @@ impl SharedMemory {
         }
     }
 
-    /// Records a mailbox; the byte at which it lies.
+    /// Records a mailbox; returns its byte offset.
     pub fn open_mailbox(&self, address: u32, by: &Observer<'_>) -> Result<u32, Box<Problem>> {
         let range = self.range::<[u32; 2]>("mailbox", address)?;
         self.record_store::<[u32; 2]>("mailbox", range.clone(), by)?;
@@ -113,7 +114,7 @@ impl SharedMemory {
         Ok(address - BASE)
     }
 
-    /// Stores what comes with `mailbox`.
+    /// Stores data sent with `mailbox`.
     pub fn send(
         &self,
         address: u32,
@@ -144,7 +145,7 @@ impl SharedMemory {
         })
     }
 
-    /// Lets `change` record an access in the granules of `range`; it gets the place of each, too.
+    /// Lets `change` record an access in the granules of `range`; it also gets the index of each.
     #[inline]
     fn change(
         &self,
@@ -194,7 +195,7 @@ impl SharedMemory {
     }
 }
 
-/// The operation on a `T` that touches granule `at`.
+/// Describes the operation on a `T` that touches granule `at`.
 #[cold]
 fn describe<T>(op: &str, at: usize) -> String {
     format!(

@@ -1,4 +1,4 @@
-//! Where the elements of a tensor are: which bytes belong to it, and which element a byte is.
+//! Address map of a tensor: which bytes belong to it, and which element a byte belongs to.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -6,12 +6,12 @@ use std::ops::Range;
 
 use super::Region;
 
-/// A region that has elements, laid out for look-up.
+/// A region with at least one element, laid out for look-up.
 pub struct View<'a> {
     pub region: &'a Region,
-    /// Index of the shadow that remembers its accesses.
+    /// Index of the shadow that records its accesses.
     pub shadow: usize,
-    /// By falling stride.
+    /// In order of falling stride.
     axes: Vec<Axis>,
     /// The axes before this one step over runs of elements without gaps.
     outer: usize,
@@ -27,7 +27,7 @@ struct Axis {
     count: u64,
     /// Bytes between neighbours.
     stride: u64,
-    /// Bytes from the first to the last byte of one place.
+    /// Bytes from the first to the last byte of one position along the axis.
     reach: u64,
 }
 
@@ -79,12 +79,12 @@ impl<'a> View<'a> {
         self.region.address + self.reach
     }
 
-    /// Whether all of `size` bytes at `address` are bytes of elements.
+    /// Whether all `size` bytes at `address` belong to elements.
     pub fn covers(&self, address: u64, size: u64) -> bool {
         self.run_of(address, size).is_some() || self.in_runs(address, size)
     }
 
-    /// The run in which all of `size` bytes at `address` lie, if one has them all.
+    /// The run that contains all `size` bytes at `address`, if one does.
     #[inline]
     pub fn run_of(&self, address: u64, size: u64) -> Option<Range<u64>> {
         let offset = address.wrapping_sub(self.start());
@@ -95,7 +95,7 @@ impl<'a> View<'a> {
         Some(start..start + self.run)
     }
 
-    /// How far into a run `size` bytes at `offset` begin, if one has them all.
+    /// Byte offset within a run of the `size` bytes at `offset`, if one run contains them all.
     #[inline]
     fn offset_in_run(&self, outer: &[Axis], offset: u64, size: u64) -> Option<u64> {
         let [axis, inner @ ..] = outer else {
@@ -103,7 +103,7 @@ impl<'a> View<'a> {
         };
         let last = (offset / axis.stride).min(axis.count - 1);
         let mut rest = offset - last * axis.stride;
-        // A second place is possible only where elements overlap.
+        // A second position is possible only if elements overlap.
         while rest < axis.reach && rest <= offset {
             let into = self.offset_in_run(inner, rest, size);
             if into.is_some() {
@@ -120,8 +120,7 @@ impl<'a> View<'a> {
         size > 1 && (address..address + size).all(|byte| self.covers(byte, 1))
     }
 
-    /// The element at `address`, or the last one before it, and where it ends; `address` is not
-    /// before the start.
+    /// The element at `address`, or the last one before it, and the address of its end; `address` is not before the start.
     pub fn element(&self, address: u64) -> (Vec<usize>, u64) {
         let mut index = vec![0; self.region.dims.len()];
         let mut element = self.start();

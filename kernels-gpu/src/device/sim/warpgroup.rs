@@ -1,4 +1,4 @@
-//! Products of warpgroups. A warp has rows of its own: it multiplies them when its lanes have come, whatever the others do.
+//! Warpgroup products. Each warp has its own rows: it multiplies them when its lanes have arrived, regardless of the other warps.
 
 use std::{ptr, slice};
 
@@ -11,40 +11,40 @@ use super::float::{b16x2_to_f32, f16_to_f32};
 const ROWS: usize = 16;
 const CORE: usize = 8;
 
-/// A product by a right factor, which all lanes of a warp name alike.
+/// A product by a right factor; all lanes of a warp name the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Where its cores begin.
+    /// Address of its first core.
     at: u32,
     cores: Cores,
     rows: Rows,
-    /// Steps of two cores that are summed over.
+    /// Steps of two cores along the summed dimension.
     steps: u8,
-    /// Cores side by side.
+    /// Cores along the columns.
     columns: u8,
 }
 
-/// Which core has which terms, by 8, and which columns.
+/// Arrangement of the cores by terms (the summed dimension) and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cores {
-    /// Of an image: terms are channels, columns tokens.
+    /// An image: terms are channels, columns are tokens.
     Channels,
-    /// Of an image: terms are tokens, columns channels, so many bytes apart.
+    /// An image: terms are tokens, columns are channels, this many bytes apart.
     Tokens(u16),
-    /// Of a triangle.
+    /// A triangle.
     Triangle,
 }
 
-/// Which way the cores of a right factor lie.
+/// Orientation of the rows of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
-    /// A row is a column of the product, and goes along what is summed over.
+    /// A row is a column of the product and runs along the summed dimension.
     OfColumns,
-    /// A row is one of those that are summed over, and goes along the columns.
+    /// A row is one term and runs along the columns.
     OfTerms,
 }
 
-/// What a lane has of a left factor and of a product, on its fiber's stack, while it waits for that.
+/// A lane's words of the left factor and its sums, on its fiber's stack, while it waits for the product.
 #[derive(Clone, Copy)]
 pub struct Lent {
     a: *const u32,
@@ -58,12 +58,12 @@ impl Lent {
     };
 }
 
-/// Byte of the core of 8 tokens and 8 channels in an image of 128 tokens.
+/// Byte offset of the core of 8 tokens and 8 channels in an image of 128 tokens.
 pub(super) fn of_image(tokens: usize, channels: usize) -> u32 {
     (channels * 2048 + tokens * 128) as u32
 }
 
-/// Byte of the core of 8 s and 8 t in a triangle, if it has a place.
+/// Byte offset of the core of 8 s and 8 t in a triangle, if it is stored.
 fn of_triangle(s: usize, t: usize) -> Option<u32> {
     let (low, block) = (t / 4, s / 2);
     (low == 1 || block < 2)
@@ -71,7 +71,7 @@ fn of_triangle(s: usize, t: usize) -> Option<u32> {
 }
 
 impl Product {
-    /// Address of the core of these terms and columns, if it has a place.
+    /// Address of the core of these terms and columns, if it is stored.
     fn core(self, terms: usize, columns: usize) -> Option<u32> {
         let byte = match self.cores {
             Cores::Channels => Some(of_image(columns, terms)),
@@ -82,13 +82,13 @@ impl Product {
     }
 }
 
-/// Row of the first half, and first column of two, that a lane has.
+/// A lane's row in the first half of the rows, and the first of its two columns.
 #[inline]
 fn place(lane: usize) -> (usize, usize) {
     (lane / 4, lane % 4 * 2)
 }
 
-/// Adds what a core makes of 8 terms of each row, one after the other. Products of f16 are exact.
+/// Adds a core's contribution for 8 terms of each row, one term after the other. Products of f16 are exact.
 #[inline]
 fn add(sums: &mut [[f32; CORE]; ROWS], left: &[[f32; CORE]; ROWS], right: &[[f32; CORE]; CORE]) {
     for row in 0..ROWS {
@@ -103,7 +103,7 @@ fn add(sums: &mut [[f32; CORE]; ROWS], left: &[[f32; CORE]; ROWS], right: &[[f32
 }
 
 impl Block<'_> {
-    /// Adds to `sums` the product of `a` by what `of` names.
+    /// Adds to `sums` the product of `a` by the given factor.
     fn add_product(&self, sums: &mut [f32], a: &[u32], (at, cores, rows): (u32, Cores, Rows)) {
         let product = Product {
             at,
@@ -130,7 +130,7 @@ impl Block<'_> {
         let (steps, columns) = (usize::from(product.steps), usize::from(product.columns));
         let lent = |lane: usize| {
             let Lent { a, sums } = warp[lane].lent.get();
-            // SAFETY: all lanes wait in `add_product` for this very product, whose sizes are those of what each has lent.
+            // SAFETY: all lanes wait in `add_product` for this very product, which determines the sizes of what each has lent.
             unsafe {
                 (
                     slice::from_raw_parts(a, 4 * steps),
@@ -138,7 +138,7 @@ impl Block<'_> {
                 )
             }
         };
-        // A lane has two columns of a core, of two rows.
+        // A lane has two columns of a core, in two rows.
         let mut sums = vec![[[0.0; CORE]; ROWS]; columns];
         for lane in 0..LANES {
             let ((row, c), own) = (place(lane), lent(lane).1);
@@ -177,8 +177,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Loads a core, by terms and columns. All warps need each of its rows, and in each another lane accesses it, so that a warp is
-    /// found whose lane has not made the row itself.
+    /// Loads a core, by terms and columns. Every warp needs each row; a different lane accesses each, so that a race is found
+    /// unless the lane wrote the row itself.
     fn load_core(
         &self,
         first: usize,
@@ -226,7 +226,7 @@ impl Block<'_> {
     }
 }
 
-/// Many f16 at once, which is faster than one after the other.
+/// Converts many f16 together, which is faster than one by one.
 #[inline]
 fn floats(halves: [u16; CORE]) -> [f32; CORE] {
     let mut floats = [0.0; CORE];

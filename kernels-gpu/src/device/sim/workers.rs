@@ -14,12 +14,12 @@ use super::cluster::Cluster;
 use super::fault::{Fault, keep_panics_of_fibers_silent};
 use super::memory::GlobalMemory;
 
-/// Room for the frames of an unoptimised kernel; only what is used takes memory.
+/// Room for the frames of an unoptimised kernel; only touched pages take memory.
 const STACK_BYTES: usize = 256 * 1024;
 /// A stack takes two of the 65530 mappings that Linux gives a process.
 const MAX_HELPER_STACKS: usize = 16 * 1024;
 
-/// Runs all blocks; the fault of the lowest block that has one.
+/// Runs all blocks; returns the fault of the lowest faulting block.
 pub fn run_blocks(
     launch: &Launch<'_>,
     memory: &GlobalMemory<'_>,
@@ -69,14 +69,14 @@ pub fn run_blocks(
         .map_or(Ok(()), |(_, fault)| Err(fault))
 }
 
-/// OS threads that help the caller. All launches under way share one number of them, so that launches
-/// side by side do not multiply threads and stacks.
+/// OS threads that help the caller. All running launches share one limit, so that concurrent launches do not multiply threads and
+/// stacks.
 struct Helpers(usize);
 
 static HIRED: AtomicUsize = AtomicUsize::new(0);
 
 impl Helpers {
-    /// At most `wanted`, each of which takes `stacks`.
+    /// At most `wanted` helpers, each with `stacks` stacks.
     fn hire(wanted: u32, stacks: u32) -> Self {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let limit = (cores - 1).min(MAX_HELPER_STACKS / stacks as usize);

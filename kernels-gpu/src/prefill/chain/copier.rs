@@ -1,4 +1,4 @@
-//! What brings the chunks of a row to shared memory: a warpgroup of the block beside those that walk.
+//! The producer warpgroup of the scan, the copier: copies the operands of a row's chunks to shared memory.
 
 use super::super::ALL_CHUNKS;
 use super::super::rows::{Span, halves};
@@ -23,14 +23,14 @@ use crate::step::StepConstants;
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<'_, G, M, K, V, GROUPS>
 {
-    /// Opens the counters, before the block's first row. All its threads come.
+    /// Initialises the counters, before the block's first row. Called by all threads of the block.
     ///
     /// # Safety
     /// The block's shared memory is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn open_counters(c: &StepConstants) {
         if thread_idx_x() == Self::THREADS {
-            // The warp that brings slots comes twice.
+            // The warp that stores checkpoint slots arrives twice.
             let copiers = Self::COPIERS + if c.checkpoint_every != 0 { 32 } else { 0 };
             each!(i in 0..STAGES => {
                 // SAFETY: the caller's promise.
@@ -43,10 +43,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         sync_threads();
     }
 
-    /// Waits until the stage of a chunk may be filled, before which there were so many in all.
+    /// Waits until the stage of the block's chunk number `chunks` is free.
     ///
     /// # Safety
-    /// The counters are open.
+    /// The counters are initialised.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn wait_for_stage(&self, chunks: u32) {
         let (i, round) = M::stage_of(self.c, chunks);
@@ -55,16 +55,17 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Starts to bring the row's state, which is not fresh, beside its first chunk, by whose counter it is awaited.
+    /// Starts the copy of the row's state, which is not fresh. The copy arrives on the counter of the row's first chunk.
     ///
     /// # Safety
-    /// As [`Self::walk`]'s; the stage of the first chunk is free.
+    /// As for [`Self::walk`]; the stage of the first chunk is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_state(&self, place: &Place, progress: &Progress) {
         let chunks = progress.chunks;
         // SAFETY: the caller's promise; one thread copies.
         unsafe {
-            // The state before is read, since a chunk behind its first is waited for, or that.
+            // The consumers must have read the previous row's state. If that row had several chunks, an earlier wait implies
+            // this; else wait for its only chunk.
             if progress.before + 1 == chunks {
                 self.wait_for_stage(chunks + 1);
             }
@@ -77,9 +78,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Brings all chunks that [`Self::walk`] goes through, of the same row, each to its stage when that is free. It
-    /// begins with a row while the last chunks of those before are worked on. All threads of the copier come, here and
-    /// below; none waits for what it brings but a row's first chunk.
+    /// Copies all chunks that [`Self::walk`] processes, of the same row, each to its stage when the stage is free. Begins with a
+    /// row while the consumers still process the last chunks of the previous one. Called by all copier threads, like the
+    /// functions below. No thread waits for its copies, except for a row's first chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy(&self, place: &Place, progress: &mut Progress) {
         let (params, span) = (self.params, &self.span);
@@ -100,25 +101,25 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let first = Operands::new::<K, V>(self.c, params, G::PER_CHANNEL, unit, of);
         let mut next = first.images;
         let mut j = params.first_chunk;
-        // SAFETY: the caller's promise; where operands are copied in bulk one thread does so, else all do.
+        // SAFETY: the caller's promise; bulk copies are issued by one thread, other copies by all.
         unsafe {
             let mut slot = self.slot_behind(j);
             loop {
                 let (i, round) = M::stage_of(self.c, progress.chunks);
                 self.leave_slot(i, slot);
                 if j == params.first_chunk {
-                    // v is no launch's that may still be under way.
+                    // No launch that may still run writes v.
                     self.copy_values(j, i);
                     if Self::CLUSTERED {
                         self.meet_cluster();
                     }
-                    // The intra-chunk pass is done, which may have been under way until now.
+                    // The intra-chunk pass may have run until here.
                     wait_for_previous();
                     if copies {
                         next = self.copy_operands(j, i, (next, r));
                     }
                 } else {
-                    // First what one thread may copy: it computes addresses of v for a while.
+                    // Operands first, which one thread may copy: computing the addresses of v takes a while.
                     if copies {
                         next = self.copy_operands(j, i, (next, r));
                     }
@@ -126,32 +127,32 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 }
                 arrive_at_counter_behind_copies(Self::there(i));
                 if j == params.first_chunk {
-                    // Of a row the second chunk follows when the first one is there, which the others wait for.
+                    // The second chunk's copy follows when the first chunk has arrived, because the consumers wait for the first.
                     wait_for_counter(Self::there(i), round);
                 }
                 progress.chunks += 1;
                 if Self::CLUSTERED && span.chunk(j).count == 1 && self.makes_output() {
-                    // With those that walk, for the norm of a single token.
+                    // Together with the consumers, for the norm of a single token.
                     self.meet_cluster();
                 }
                 j += 1;
                 if self.is_behind(span, j) {
                     return;
                 }
-                // While there is nothing to copy.
+                // While nothing is left to copy.
                 slot = self.slot_behind(j);
                 self.wait_for_stage(progress.chunks);
             }
         }
     }
 
-    /// Whether checkpoints are this warp's to look up: one that copies nothing but v.
+    /// Whether this warp looks up the checkpoints' slots: a warp that copies nothing but v.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_slots(&self) -> bool {
         self.c.checkpoint_every != 0 && thread_idx_x() / 32 == Self::THREADS / 32 + 1
     }
 
-    /// The slot of the checkpoint behind chunk `j`; one that is not live if none is due there.
+    /// Slot of the checkpoint after chunk `j`; not live if none is due there.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot_behind(&self, j: u32) -> u64 {
         if !self.has_slots() || !self.makes_output() {
@@ -161,14 +162,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         self.checkpoint_slot::<false>(&span, span.chunk(j))
     }
 
-    /// Leaves it where those that walk find it with the `i`-th stage.
+    /// Stores the slot where the consumers find it with stage `i`.
     ///
     /// # Safety
     /// Nobody reads the stage any more.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_slot(&self, i: u32, slot: u64) {
         if self.has_slots() {
-            // SAFETY: the caller's promise; what is stored is there for whoever waits for the counter.
+            // SAFETY: the caller's promise; the store is visible to threads that wait for the counter.
             unsafe {
                 if lane_id() == 0 {
                     store_shared_b64(Self::slot(i), halves(slot));
@@ -178,8 +179,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Whether other launches of the prefill run beside this one, the intra-chunk pass of the next segment or rows of one
-    /// token, and a copy waits for their bytes. A block of two warpgroups that walk is of a batch, which has the GPU to
+    /// Whether other launches of the prefill run concurrently (the next segment's intra-chunk pass, or rows of one token), so
+    /// that a copy waits for memory bandwidth. A block of two consumer warpgroups belongs to a batch, which has the GPU to
     /// itself.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_company(&self) -> bool {
@@ -188,19 +189,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         GROUPS == 1 && (is_segment || params.has_singles != 0)
     }
 
-    /// Whether chunk `j` is of the launch, and has operands.
+    /// Whether chunk `j` belongs to the launch and has operands in the workspace.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_unit(&self, span: &Span, j: u32) -> bool {
         span.chunk(j).count > 1 && j < self.params.end_chunk
     }
 
-    /// Whether one thread copies operands in bulk; else all of the copier do.
+    /// Whether one thread copies operands in bulk; else all copier threads copy.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn copies_in_bulk(&self) -> bool {
         M::WARPGROUPS || self.c.copies_in_bulk()
     }
 
-    /// Starts to copy `bytes`, a multiple of 16, of operands to a stage: see [`Self::copies_in_bulk`].
+    /// Starts to copy `bytes` bytes of operands, a multiple of 16, to a stage: see [`Self::copies_in_bulk`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_part(&self, to: u32, from: u64, bytes: u32, counter: u32) {
         if self.copies_in_bulk() {
@@ -214,9 +215,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Starts to copy what the intra-chunk pass left of chunk `j` to the `i`-th stage; nothing behind the launch's last. What it
-    /// left of the query/key head is at `first`, of which this is value head `r`. For the threads that copy, one chunk after the
-    /// other. Returns where what it left of the next is.
+    /// Starts to copy the intra-chunk pass's results for chunk `j` to stage `i`; copies nothing after the launch's last chunk.
+    /// The query/key head's results are at `first`; `r` is the value head. Called by the threads that copy, for one chunk after
+    /// the other. Returns the address of the next chunk's results.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the stage any more.
@@ -225,14 +226,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let (c, span) = (self.c, &self.span);
         let (stage, counter) = (Self::stage(i), Self::there(i));
         let mut next = first;
-        // SAFETY: the caller's promise; the threads come to the counter next.
+        // SAFETY: the caller's promise; the threads arrive on the counter next.
         unsafe {
             if self.has_unit(span, j) {
                 let unit = (unit_bytes(c, K, V, G::PER_CHANNEL) * c.h) as u64;
                 let own = Operands::at::<K, V>(c, G::PER_CHANNEL, (first, r));
                 next = first + unit;
                 if G::PER_CHANNEL {
-                    // Bytes of a unit are neighbours: what follows the next chunk comes to L2.
+                    // A value head's results are contiguous: prefetch those of chunk j + 2 into L2.
                     if self.has_company() && self.row.tile == 0 && self.has_unit(span, j + 2) {
                         prefetch_bulk(own.images + 2 * unit, own_bytes(c, K, V, true));
                     }
@@ -251,16 +252,16 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         next
     }
 
-    /// Whether zeros come in place of v, for a transition.
+    /// Whether zeros replace v, for a transition.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn brings_zeros(&self) -> bool {
         M::SPLITS && self.has_no_values
     }
 
-    /// Starts to copy v of chunk `j` to the `i`-th stage, where the intra-chunk pass does not leave it.
+    /// Starts to copy v of chunk `j` to stage `i`, if the intra-chunk pass does not store v in the workspace.
     ///
     /// # Safety
-    /// As [`Self::copy_operands`]'.
+    /// As for [`Self::copy_operands`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn copy_values(&self, j: u32, i: u32) {
         let (c, params, span) = (self.c, self.params, &self.span);

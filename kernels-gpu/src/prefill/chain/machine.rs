@@ -1,6 +1,6 @@
-//! What a chain multiplies with: warpgroups on Hopper, warps on every machine.
+//! Matrix products of the scan: by warpgroups on Hopper, by warps on every machine.
 //!
-//! Both have rows 16 w .. 16 w + 16 of a matrix in warp w's registers, and factors in shared memory in the same order
+//! Both keep rows 16 w .. 16 w + 16 of a matrix in warp w's registers, and operands in shared memory in the same order
 //! ([`crate::device::warpgroup`]): a core of 8 · 8 elements is what `ldmatrix` loads.
 
 use crate::device::shared::{load_matrices, load_matrices_transposed};
@@ -11,37 +11,37 @@ use crate::step::StepConstants;
 
 /// Bytes of a core.
 const CORE: u32 = 128;
-/// Bytes of an image of 128 tokens from 8 channels to the next.
+/// Byte stride in an image of 128 tokens between groups of 8 channels.
 const CHANNELS: u32 = 2048;
-/// Bytes of an image from its first 64 tokens to the others.
+/// Byte offset in an image of tokens 64 to 127.
 const SECOND: u32 = 1024;
 
-/// The parts of a chain that differ between machines. Products are those of [`crate::device::warpgroup`], with the same
-/// contracts; a machine whose products are not asynchronous has them at once.
+/// Parts of the scan that differ between machines. The products are those of [`crate::device::warpgroup`], with the same
+/// contracts. A machine without asynchronous products completes them in the call.
 pub trait Machine {
-    /// The same, for rows in splits ([`super::super::split`]): a body of its own, so that the other one keeps its registers. A machine
-    /// that takes no splits has itself here.
+    /// The same machine for rows in splits ([`super::super::split`]): a body of its own, so that the other body keeps its
+    /// registers. `Self` on a machine that does not support splits.
     type InSplits: Machine;
     /// Whether rows are in splits.
     const SPLITS: bool;
-    /// Warpgroups multiply, and trade registers.
+    /// Whether products are by warpgroups, which also trade registers.
     const WARPGROUPS: bool;
-    /// Blocks that share a head's state meet in a cluster, for the norm of a chunk of one token.
+    /// Whether blocks that share a head's state form a cluster, for the norm of a chunk of one token.
     const CLUSTERS: bool;
 
-    /// The stage of a chunk before which there were so many, and how often that was used before.
+    /// Stage of the block's chunk number `chunks`, and how often the stage was used before.
     fn stage_of(c: &StepConstants, chunks: u32) -> (u32, u32);
 
     /// [`warpgroup::by_both`]
     ///
     /// # Safety
-    /// As there.
+    /// As for the linked function.
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]>;
 
     /// [`warpgroup::by_first`]
     ///
     /// # Safety
-    /// As there.
+    /// As for the linked function.
     unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]>;
 
     /// [`warpgroup::only`]
@@ -53,7 +53,7 @@ pub trait Machine {
     /// [`warpgroup::by_triangle`]
     ///
     /// # Safety
-    /// As there.
+    /// As for the linked function.
     unsafe fn by_triangle(
         a: &[u32; 16],
         triangle: u32,
@@ -66,7 +66,7 @@ pub trait Machine {
     /// [`warpgroup::add`]
     ///
     /// # Safety
-    /// As there.
+    /// As for the linked function.
     unsafe fn add<const K: u32, const TOKENS: u32>(
         sums: [f32; 64],
         product: (&[u32; 16], u32),
@@ -77,7 +77,7 @@ pub trait Machine {
     /// [`warpgroup::add_alone`]
     ///
     /// # Safety
-    /// As there.
+    /// As for the linked function.
     unsafe fn add_alone<const K: u32, const TOKENS: u32>(
         sums: [f32; 64],
         product: (&[u32; 16], u32),
@@ -159,7 +159,7 @@ impl<const SPLITS: bool> Machine for Hopper<SPLITS> {
     }
 }
 
-/// Compute capability 8.0 and newer: products of warps (`mma.sync`), each there when its instruction is done.
+/// Compute capability 8.0 and newer: products by warps (`mma.sync`), each complete when its instruction is.
 pub struct Portable;
 
 impl Machine for Portable {
@@ -250,13 +250,13 @@ impl Machine for Portable {
     }
 }
 
-/// Words 4 i .. 4 i + 4 of a left factor: columns 16 i .. 16 i + 16.
+/// Words 4 i .. 4 i + 4 of a left factor, which are columns 16 i .. 16 i + 16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn columns(a: &[u32], i: usize) -> [u32; 4] {
     [a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3]]
 }
 
-/// Adds the product of a left factor and two blocks of 8 columns, `b` for each of its halves, to sums 8 `j` .. 8 `j` + 8.
+/// Adds the product of a left factor and two blocks of 8 columns, `b[0]` and `b[1]`, to sums 8 `j` .. 8 `j` + 8.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn add_two(d: &mut [f32], j: usize, a: [u32; 4], b: [[u32; 2]; 2]) {
     each!(half in 0..2 => {
@@ -267,11 +267,11 @@ fn add_two(d: &mut [f32], j: usize, a: [u32; 4], b: [[u32; 2]; 2]) {
     });
 }
 
-/// Adds A Bᵀ to `d`, with A `[64, K]` and B the 64 tokens of an image from `tokens` on.
+/// Adds A Bᵀ to `d`, where A is `[64, K]` and B the 64 tokens of an image from address `tokens` on.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn by_channels<const K: u32>(a: &[u32; 32], tokens: u32, d: &mut [f32; 32]) {
     let (matrix, line) = (lane_id() / 8, lane_id() % 8);
-    // Two blocks of 8 channels, of 8 tokens and of the next.
+    // Lane address: two blocks of 8 channels, for 8 tokens and for the next 8.
     let lane = tokens + matrix % 2 * CHANNELS + matrix / 2 * CORE + line * 16;
     each!(i in 0..K as usize / 16 => {
         let factor = columns(a, i);
@@ -283,14 +283,15 @@ unsafe fn by_channels<const K: u32>(a: &[u32; 32], tokens: u32, d: &mut [f32; 32
     });
 }
 
-/// Adds A B to `d`, with A `[64, 64]` of s and B a triangle, for [`warpgroup::add`] one whose tokens t are the cores' rows.
+/// Adds A B to `d`, where A is `[64, 64]` over s and B a triangle. For [`warpgroup::add`] (`T_IS_ROW`), the tokens t are the
+/// cores' rows.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn times_triangle<const T_IS_ROW: bool>(a: &[u32; 16], triangle: u32, d: &mut [f32; 32]) {
-    // Four cores are neighbours: of 16 s, those of 8 t and of the next.
+    // Four cores are contiguous: 16 tokens s, for 8 tokens t and for the next 8.
     let lane = triangle + lane_id() * 16;
     each!(i in 0..4 => {
         let factor = columns(a, i);
-        // Zero where s is behind t.
+        // Blocks with s > t are zero.
         let mut j = i;
         while j < 4 {
             let byte = j as u32 / 2 * 2048 + i as u32 * 1024 + j as u32 % 2 * 4 * CORE;
@@ -308,7 +309,7 @@ unsafe fn times_triangle<const T_IS_ROW: bool>(a: &[u32; 16], triangle: u32, d: 
     });
 }
 
-/// Adds A B to `sums`, with A `[64, 64]` of tokens and B the first 64 tokens of an image of so many and K channels.
+/// Adds A B to `sums`, where A is `[64, 64]` over tokens and B the first 64 tokens of an image of `TOKENS` tokens and K channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn by_tokens<const K: u32, const TOKENS: u32>(
     a: &[u32; 16],
@@ -317,7 +318,7 @@ unsafe fn by_tokens<const K: u32, const TOKENS: u32>(
 ) {
     let channels = 16 * TOKENS;
     let (matrix, line) = (lane_id() / 8, lane_id() % 8);
-    // 8 tokens and the next, of two blocks of 8 channels.
+    // Lane address: 8 tokens and the next 8, for two blocks of 8 channels.
     let lane = image + matrix % 2 * CORE + matrix / 2 * channels + line * 16;
     each!(i in 0..4 => {
         let factor = columns(a, i);

@@ -1,8 +1,8 @@
-//! From state to state through the chunks of a row. With S of a warpgroup's 64 rows in registers, for the tokens t of a chunk
-//! and its last one, C:
+//! The inter-chunk scan: carries the state through the chunks of a row. Each consumer warpgroup has 64 rows of S in registers.
+//! For the tokens t of a chunk and its last one, C:
 //!     R = Vᵀ − (S k̂ᵀ)·2^G_t    δ = R Tᵀ    o = (S q̂ᵀ)·2^G_t + δ Pᵀ    S ← 2^G_C S + (δ·2^(G_C − G_t)) k̂
-//! Warpgroups that have rows walk (`walk`, `token`); one more brings them what they read (`copier`). A short row's
-//! block makes that itself (`short`).
+//! The consumers' code is in `walk` and `token`. The block's last warpgroup, the producer, copies their operands (`copier`). A
+//! short row's block computes the operands itself (`short`).
 
 mod copier;
 pub mod machine;
@@ -47,57 +47,55 @@ use crate::row::Row;
 use crate::state::{B16, F32, Head, Shape, Tile, is_live, slot_of};
 use crate::step::{PrefillParams, StepConstants};
 
-/// Barrier of the first warpgroup; the others' follow.
+/// Named barrier of the first warpgroup; the other warpgroups have the next ones.
 const FIRST_GROUP_BARRIER: u32 = 2;
-/// Bytes of the norm's sums: squares of every token, for 64 rows of a state.
+/// Bytes of the norm's sums: a sum of squares per token, for 64 rows of a state.
 const SUM_BYTES: u32 = 4 * CHUNK;
-/// Chunks in shared memory; all that a short row has.
+/// Number of stages: chunks in shared memory. A short row has no more chunks.
 const STAGES: u32 = 2;
-/// Bytes of a row's [`Span`], which each warp of a block keeps; a block has no more than 12.
+/// Bytes of a row's [`Span`], of which each warp of a block keeps a copy; a block has at most 12 warps.
 const SPAN_BYTES: u32 = 32;
 const SPANS_BYTES: u32 = 12 * SPAN_BYTES;
-/// Bytes of the counters of a block with a copier, two for each stage.
+/// Bytes of the counters (mbarriers) of a block with a copier, two for each stage.
 const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
-/// Bytes of the checkpoints' slots that a copier leaves, one for each stage.
+/// Bytes of the checkpoints' slots that the copier stores, one for each stage.
 const SLOT_BYTES: u32 = 8;
 const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
-/// Bytes of the number that each warp with rows keeps.
+/// Bytes of the numbers that the consumer warps keep, one for each warp.
 const NUMBERS_BYTES: u32 = 8 * 4;
 
-/// Shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
+/// Bytes of shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
 pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
 }
 
-/// Shared memory before the stages, with [`sum_bytes`]: these, the row's tokens, the counters, the slots and the
-/// numbers.
+/// Bytes of shared memory before the stages: the sums ([`sum_bytes`]), the spans, the counters, the slots and the numbers.
 const fn header_bytes(sums: u32) -> u32 {
     (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + NUMBERS_BYTES).next_multiple_of(128)
 }
 
-/// Shared memory of a chain's block, with [`sum_bytes`], but for [`state_elements`].
+/// Bytes of shared memory of a scan's block with `sums` = [`sum_bytes`], without [`state_elements`].
 pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
     128 + header_bytes(sums) + STAGES * stage_bytes(k, per_channel, groups)
 }
 
-/// Elements of the K-last state that the copier brings in one copy: a block that has all of a head has shared memory for
-/// these behind the stages.
+/// Elements of the K-last state that the copier loads in one copy. A block that has all of a head has shared memory for them
+/// after the stages.
 pub const fn state_elements([v, k]: [u32; 2], groups: u32) -> u32 {
     if groups == 2 { v * k } else { 0 }
 }
 
-/// Threads of a block that has a copier: a warpgroup behind those that have rows.
+/// Threads of a block with a copier: one more warpgroup after the consumers.
 pub const fn block(groups: u32) -> u32 {
     128 * (groups + 1)
 }
 
-/// Blocks of a cluster: all that share a head's state.
+/// Number of blocks of a cluster: those that share a head's state.
 pub const fn cluster(v: u32, groups: u32) -> u32 {
     v / (64 * groups)
 }
 
-/// Shared memory of the norm: the sums of both warpgroups; of a block of a cluster those of all rows of the head, for
-/// each stage.
+/// Bytes of shared memory of the norm's sums: of both warpgroups; in a cluster, of all rows of the head for each stage.
 pub const fn sum_bytes(v: u32, groups: u32) -> u32 {
     if cluster(v, groups) > 1 {
         STAGES * v / 64 * SUM_BYTES
@@ -106,7 +104,7 @@ pub const fn sum_bytes(v: u32, groups: u32) -> u32 {
     }
 }
 
-/// Shared memory behind it that a unit is made in, where the block makes it.
+/// Bytes of shared memory after [`shared_bytes`] for the intra-chunk pass, in a block that runs it.
 pub const fn room_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     if per_channel {
         channels::room_bytes(k) + channels::SCALE_BYTES
@@ -117,51 +115,51 @@ pub const fn room_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
     }
 }
 
-/// Shared memory of a block that has a row of one token.
+/// Bytes of shared memory of a block with a row of one token.
 pub const fn single_bytes(k: u32, groups: u32) -> u32 {
     single_klast::shared_bytes(k, 64 * groups)
 }
 
-/// Whether both warpgroups may make a value head each, of two that share a query/key head.
+/// Whether each warpgroup may compute a value head, of two that share a query/key head.
 pub const fn makes_pairs(per_channel: bool, groups: u32) -> bool {
     !per_channel && groups == 2
 }
 
-/// Shared memory that a chunk of one token takes: its q and k, where they are convolved, and the sums of a norm.
+/// Shared memory for a chunk of one token: its q and k if they are convolved, and the sums of a norm.
 #[derive(Clone, Copy)]
 struct Room {
     staged: u32,
     sums: u32,
 }
 
-/// How far a block is that goes on from row to row, of which it copies chunks ahead of those that it walks.
+/// Progress of a persistent block. Its copier is ahead of its consumers, so each has its own.
 #[derive(Clone, Copy)]
 pub struct Progress {
-    /// Chunks of the rows before.
+    /// Chunks so far, of all rows of the block.
     chunks: u32,
-    /// Those before the last of these rows.
+    /// Chunks before the latest of these rows.
     before: u32,
 }
 
 impl Progress {
-    /// At the first row.
+    /// Before the first row.
     pub const NONE: Self = Self {
         chunks: 0,
         before: 0,
     };
 }
 
-/// A row's walk, of a block that has `64 · GROUPS` rows of a value head's state, as the gate decays it.
+/// The scan of one row, in a block with `64 · GROUPS` rows of a value head's state. `G` is the kind of decay, `M` the machine.
 pub struct Chain<'a, G, M, const K: u32, const V: u32, const GROUPS: u32> {
     c: &'a StepConstants,
     params: &'a PrefillParams,
-    /// The head and tile of the block.
+    /// Head and tile of the block.
     row: Row,
-    /// The row's tokens.
+    /// Tokens of the row.
     span: Span,
-    /// The inputs from which they are convolved.
+    /// Inputs of the convolution.
     inputs: ConvInputs,
-    /// Whether a copier brings zeros for v.
+    /// Whether the copier stores zeros in place of v.
     has_no_values: bool,
     gating: PhantomData<(G, M)>,
 }
@@ -169,29 +167,29 @@ pub struct Chain<'a, G, M, const K: u32, const V: u32, const GROUPS: u32> {
 impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<'a, G, M, K, V, GROUPS>
 {
-    /// Threads that have rows.
+    /// Consumer threads.
     const THREADS: u32 = 128 * GROUPS;
-    /// The copier's.
+    /// Copier threads.
     const COPIERS: u32 = block(GROUPS) - Self::THREADS;
     /// Blocks of the cluster.
     const CLUSTER: u32 = if M::CLUSTERS { cluster(V, GROUPS) } else { 1 };
     const SUM_BYTES: u32 = sum_bytes(V, GROUPS);
-    /// Whether o of a chunk of one token is left for the norm behind the launch: no block has all of it.
+    /// Whether o of a chunk of one token is left for the norm after the launch, because no block has all its channels.
     const LEAVES_TOKENS: bool = !M::CLUSTERS && cluster(V, GROUPS) > 1;
-    /// Whether it has several.
+    /// Whether the cluster has several blocks.
     const CLUSTERED: bool = Self::CLUSTER > 1;
     const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS);
-    /// Byte of the head's operands in a stage.
+    /// Byte offset of the head's operands in a stage.
     const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
     const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
-    /// Byte of the tiles, behind the head's operands as they are in a workspace.
+    /// Byte offset of the tiles, which follow the head's operands as in the workspace.
     const TILES: u32 = Self::HEAD + Self::HEAD_BYTES;
-    /// Whether a stage is handed back behind a checkpoint, not before it: KDA's chain would spill.
+    /// Whether a stage is freed after the checkpoint is stored, not before: otherwise KDA's scan would spill.
     const FREES_LATE: bool = G::PER_CHANNEL;
-    /// Byte of the image that is added to the state, and tokens of which it is one.
+    /// Byte offset of the image that is added to the state.
     const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
 
-    /// The walk of a block that has `row`, whose tokens are `span`.
+    /// The scan of `row`, whose tokens are `span`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(c: &'a StepConstants, params: &'a PrefillParams, row: Row, span: Span) -> Self {
         Self {
@@ -205,7 +203,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The walk of a copier that brings zeros for v if it `has_no_values`.
+    /// Sets whether the copier stores zeros in place of v.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn without_values(self, has_no_values: bool) -> Self {
         Self {
@@ -214,29 +212,30 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Whether it makes the transition of a split ([`Pass::Transition`]): the state begins as the identity, and there are no values. For
-    /// warps that have kept their turn.
+    /// Whether the block computes the transition of a split ([`Pass::Transition`]): the state begins as the identity, and v is
+    /// zero. Only for warps that have kept their turn.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_transition(&self) -> bool {
-        // SAFETY: a warp that walks has kept the number.
+        // SAFETY: a consumer warp has kept the number.
         !self.makes_output() && unsafe { is_transition(Self::kept_number()) }
     }
 
-    /// Whether it makes o, and states that are kept.
+    /// Whether the pass computes o and stores checkpoints and final states.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn makes_output(&self) -> bool {
-        // Opaque: LLVM would join branches by the pass with others, which the assembler cannot decide (docs/compiler.md).
+        // Opaque, because LLVM would join branches on the pass with other branches, which the assembler then cannot resolve
+        // (docs/compiler.md).
         !M::SPLITS || unknown(self.c.pass) == Pass::Output as u32
     }
 
-    /// The walk of a block that has `row`, and the slots of the row; `None` where its tokens are not where its lengths say.
+    /// The scan of `row`, and the row's slots; `None` if the row's lengths are inconsistent.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn of_row(
         c: &'a StepConstants,
         params: &'a PrefillParams,
         row: Row,
     ) -> Option<(Self, Place)> {
-        // Both at once: neither waits for the other.
+        // Both loads in one pass: neither waits for the other.
         let span = Span::load(c, params, row.b);
         let place = Place::load(c, &params.layer, row.b);
         if !span.live {
@@ -258,29 +257,29 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             || self.span.chunk(self.params.first_chunk).start < self.span.count
     }
 
-    /// Whether chunk `j` is behind the launch's last of the row.
+    /// Whether chunk `j` lies after the row's last chunk of this launch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_behind(&self, span: &Span, j: u32) -> bool {
         let chunk = span.chunk(j);
         (chunk.count == 0 && chunk.start >= span.count) || j == self.params.end_chunk
     }
 
-    /// The places of this thread's elements of a state; computed at each use, since there are no registers to keep
-    /// it. All lanes of a warp come.
+    /// Positions of this thread's elements in a state. Recomputed at each use, because no registers are free to keep them. Called
+    /// by all lanes of a warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn places(&self) -> Places<K, V> {
         let thread = opaque(thread_idx_x());
         Places::new(thread, self.first_of(thread))
     }
 
-    /// Whether o of a chunk of one token is left for the norm behind the launch.
+    /// Whether o of a chunk of one token is left for the norm after the launch.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn leaves_tokens(&self) -> bool {
         Self::LEAVES_TOKENS && self.c.has_norm != 0
     }
 
-    /// Address of the rows that this thread's warpgroup leaves for the launch of the next chunks, and the thread; computed as
-    /// [`Self::places`].
+    /// Address where this thread's warpgroup stores its rows for the launch of the next chunks, and the thread's index.
+    /// Recomputed like [`Self::places`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn carried(&self) -> (u64, u32) {
         let thread = opaque(thread_idx_x());
@@ -301,33 +300,33 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         64 * (self.row.tile * GROUPS + thread / 128)
     }
 
-    /// A multiple of 128.
+    /// Start of the block's shared memory, rounded up to a multiple of 128.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn base() -> u32 {
-        // It is a multiple of 16.
+        // The start is a multiple of 16.
         dynamic_shared_mem().next_multiple_of(128)
     }
 
-    /// The `i`-th stage.
+    /// Address of stage `i`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn stage(i: u32) -> u32 {
         Self::base() + header_bytes(Self::SUM_BYTES) + i * Self::STAGE_BYTES
     }
 
-    /// Words of the norm.
+    /// Address of the norm's sums.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums() -> u32 {
         Self::base()
     }
 
-    /// The sums of a cluster, for one of two chunks between which its blocks do not wait for each other.
+    /// Address of a cluster's sums, for one of two chunks between which the blocks do not wait for each other.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sums_of_cluster(is_second: bool) -> u32 {
         Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
     }
 
-    /// Waits until the blocks of the cluster, to which this one sends its sums, are there and have read the sums of the row before. All
-    /// threads that have rows come, and a copier's.
+    /// Waits until the blocks of the cluster, to which this block sends its sums, have started and have read the sums of the
+    /// previous row. Called by all consumer and copier threads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet_cluster(&self) {
         if self.c.has_norm != 0 {
@@ -336,8 +335,8 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Whether the copier brings the state of this row, behind `progress`: of a block's first row those that walk load
-    /// it themselves, as they do where a block has few others, all of which end and begin at about the same time.
+    /// Whether the copier loads this row's state. The consumers load the state of a block's first row themselves. They load all
+    /// states if blocks have at most two rows, because all blocks then begin their second row at about the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn brings_state(&self, progress: &Progress) -> bool {
         state_elements([V, K], GROUPS) > 0
@@ -347,7 +346,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             && progress.chunks > 0
     }
 
-    /// The head's state that the row starts from.
+    /// The head's state at the row's start.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn start(&self, place: &Place) -> Head {
         let (c, step) = (self.c, &self.params.layer.step);
@@ -359,7 +358,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The head's state that the row ends with.
+    /// The head's state at the row's end.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn end(&self, place: &Place) -> Head {
         let (c, step) = (self.c, &self.params.layer.step);
@@ -371,7 +370,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Rows of a head's state, and elements of a row.
+    /// Shape of a head's state: number of rows, and elements of a row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn shape(&self) -> Shape {
         if self.c.state_v_last != 0 {
@@ -381,40 +380,40 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Address of the state that the copier brings.
+    /// Address of the state that the copier loads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn state() -> u32 {
         Self::stage(STAGES)
     }
 
-    /// Counter of a chunk that is in the `i`-th stage: the copier's threads come to it, with what they copy.
+    /// Counter (mbarrier) of the operands in stage `i`: the copier's threads and copies arrive on it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn there(i: u32) -> u32 {
         Self::sums() + Self::SUM_BYTES + SPANS_BYTES + i * COUNTER_BYTES
     }
 
-    /// Counter of the readers of the `i`-th stage: the threads that have rows come to it when they have read the stage.
+    /// Counter (mbarrier) of the readers of stage `i`: the consumer threads arrive on it when they have read the stage.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn free(i: u32) -> u32 {
         Self::there(STAGES + i)
     }
 
-    /// Address of the checkpoint's slot behind the chunk in the `i`-th stage, which the copier leaves.
+    /// Address of the slot of the checkpoint after the chunk in stage `i`, which the copier stores.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slot(i: u32) -> u32 {
         Self::there(2 * STAGES) + i * SLOT_BYTES
     }
 
-    /// Address of the number that a warp keeps while it walks.
+    /// Address of the number that a consumer warp keeps.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn number() -> u32 {
         Self::slot(STAGES) + thread_idx_x() / 32 * 4
     }
 
-    /// Keeps it there, since there are not registers for it. All lanes come.
+    /// Keeps a number of the warp in shared memory, because no registers are free for it. Called by all lanes.
     ///
     /// # Safety
-    /// The warp walks.
+    /// The warp is a consumer.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn keep_number(number: u32) {
         sync_warp(u32::MAX);
@@ -424,16 +423,16 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         sync_warp(u32::MAX);
     }
 
-    /// The number.
+    /// The kept number.
     ///
     /// # Safety
-    /// The warp has kept it.
+    /// The warp has kept a number.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn kept_number() -> u32 {
         load_shared_b32(Self::number())
     }
 
-    /// Address of the warp's scales of o of chunk `j` in the workspace. All lanes come.
+    /// Address in the workspace of the warp's scales of o for chunk `j`. Called by all lanes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn scales(&self, span: &Span, j: u32) -> u64 {
         let (c, of) = (self.c, (self.row.h, self.r()));
@@ -442,9 +441,9 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         norm::scales_of(operands.scales, warp)
     }
 
-    /// Scales o of tokens that f16 would not hold until the norm behind the launch, or [`output::store_normed`], has it: those
-    /// from token `first` of chunk `j` on, and any that are too large. What takes that back goes to the workspace, of a `SHORT` row
-    /// to shared memory; the intra-chunk pass has said there that no token is scaled.
+    /// Scales o of tokens that f16 would not hold until the norm after the launch, or [`output::store_normed`], reads o: tokens
+    /// from `first` of chunk `j` on, and tokens whose o is too large. The scales go to the workspace, where the intra-chunk pass
+    /// has stored that no token is scaled; those of a `SHORT` row go to shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn scale_output<const SHORT: bool>(
         &self,
@@ -453,7 +452,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         first: u32,
     ) {
         let size = norm::size(self.c);
-        // SAFETY: the caller's promise; a warp has its own words.
+        // SAFETY: the caller's promise; each warp has its own words.
         unsafe {
             let warp = opaque(thread_idx_x()) / 32;
             let shared = if SHORT {
@@ -485,19 +484,20 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Address of the row's [`Span`] that the warp keeps, behind the sums.
+    /// Address of the warp's copy of the row's [`Span`], after the sums.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept() -> u32 {
         Self::sums() + Self::SUM_BYTES + thread_idx_x() / 32 * SPAN_BYTES
     }
 
-    /// Says there which tokens are the row's, since there are not registers to keep that from chunk to chunk. All lanes come.
+    /// Keeps the row's tokens in shared memory, because no registers are free to keep them from chunk to chunk. Called by all
+    /// lanes.
     ///
     /// # Safety
     /// The place is the warp's.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn keep_span(&self) {
-        // The row before is read.
+        // All lanes have read the previous row's.
         sync_warp(u32::MAX);
         if lane_id() == 0 {
             let [first, second] = self.span.words();
@@ -507,10 +507,10 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         sync_warp(u32::MAX);
     }
 
-    /// The row's tokens, as [`Self::keep_span`] said.
+    /// The row's tokens, as [`Self::keep_span`] stored them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept_span() -> Span {
-        // SAFETY: they are there.
+        // SAFETY: the span was stored.
         unsafe {
             let words = [0, 16].map(|byte| load_shared_b128(Self::kept() + byte));
             Span::of_words(words)
@@ -522,7 +522,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         stage + Self::TILES + thread_idx_x() / 128 * TILE_BYTES
     }
 
-    /// Which of the value heads of its query/key head.
+    /// Index of the value head among those of its query/key head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn r(&self) -> u32 {
         let c = self.c;
@@ -533,8 +533,9 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Zeros for o of the packed tokens that are no row's: see `clear_rest`. Of blocks that have `row`, and those of the same
-    /// tile of other rows' turns; with so many `heads` from that one on. Threads that have rows come.
+    /// Stores zeros to o of packed tokens that belong to no row (see `clear_rest`), for `heads` value heads: `row`'s, or those
+    /// from `r` on. The block shares these tokens with the blocks of the same tile in other turns. Called by the consumer
+    /// threads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn clear_rest(
         c: &StepConstants,
@@ -555,11 +556,11 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         clear_rest(c, &params.layer.step, turn, threads, heads * width, at);
     }
 
-    /// Carries the states of a row without tokens from slot to slot, of so many value heads from this one on. All threads come that
-    /// have rows.
+    /// Copies the states of a row without tokens from slot to slot, for `heads` value heads from this one on. Called by all
+    /// consumer threads.
     ///
     /// # Safety
-    /// The tensors of `params` are live; a block's rows of a state are its own.
+    /// The tensors of `params` are live; a block owns its rows of a state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn carry(&self, place: &Place, heads: u32) {
         let width = 64 * GROUPS;
@@ -579,7 +580,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         });
     }
 
-    /// Zeros for the tokens of a row that has no place in the pool, of so many value heads from this one on.
+    /// Stores zeros to o of a row without a slot in the pool, for `heads` value heads from this one on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_zeros(&self, heads: u32) {
         each!(of in 0..heads => {
@@ -588,7 +589,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     }
 
     /// # Safety
-    /// As [`Self::store_zeros`]'.
+    /// As for [`Self::store_zeros`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_zeros_of_head(&self) {
         let (c, params) = (self.c, self.params);
@@ -605,7 +606,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The same, with what its tokens are convolved from.
+    /// The same scan with the inputs of the convolution.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_inputs(&self, place: &Place) -> Self {
         Self {
@@ -614,20 +615,20 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Waits for all threads that have rows.
+    /// Waits for all consumer threads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sync_rows() {
         sync_barrier(output::BLOCK, Self::THREADS);
     }
 
-    /// Stores the state after a chunk that ends where a checkpoint is due; `IS_ONLY` as [`Self::checkpoint_slot`]'s.
+    /// Stores the state after a chunk if a checkpoint is due at its end; `IS_ONLY` as in [`Self::checkpoint_slot`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn checkpoint<const IS_ONLY: bool>(&self, s: &[f32; 64], span: &Span, chunk: Chunk) {
         let slot = self.checkpoint_slot::<IS_ONLY>(span, chunk);
         self.store_checkpoint(s, slot);
     }
 
-    /// Stores a state to a slot, if that is live.
+    /// Stores a state to a slot if the slot is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_checkpoint(&self, s: &[f32; 64], slot: u64) {
         if is_live(
@@ -639,8 +640,8 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The slot of the checkpoint behind a chunk; one that is not live where none is due. `IS_ONLY`: the row is this chunk of one token, and
-    /// 64-bit numbers are divided as they are. The other way of dividing spills in KDA's kernel.
+    /// Slot of the checkpoint after a chunk; not live if none is due. `IS_ONLY`: the row is this chunk of one token, and 64-bit
+    /// numbers are divided directly. The other division spills in KDA's kernel.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn checkpoint_slot<const IS_ONLY: bool>(&self, span: &Span, chunk: Chunk) -> u64 {
         let (c, params) = (self.c, self.params);
@@ -649,7 +650,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
         let end = span.position + (chunk.start + chunk.count) as u64;
         let position = if M::SPLITS {
-            // Of the row, not of its part.
+            // Position of the row, not of its part.
             slot_of(params.positions, c.positions_index, span.b as u64, 0)
         } else {
             span.position
@@ -674,7 +675,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         slot_of(params.checkpoint_slots, c.checkpoint_index, at, u64::MAX)
     }
 
-    /// The block's head of a checkpoint's state, in a slot that is live.
+    /// The block's head of a checkpoint's state, in a live slot.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn checkpoint_at(&self, slot: u64) -> Head {
         let (c, pool) = (self.c, self.params.layer.step.write_pool);

@@ -1,7 +1,8 @@
-//! Tokens of a chunk that f16 does not hold ([`super::super::range`]), one by one in f32, of a warp's 16 rows of the state.
+//! Processes tokens of a chunk that f16 does not hold ([`super::super::range`]), one by one in f32, for a warp's 16 rows of the
+//! state.
 //!
-//! The warp comes between the products of a chunk and the store of o. The warp's 16 channels of the tile of v, 2 KB, are
-//! read by then, and no other warp touches them yet: there it stages k̂, q̂ and, where decays are of channels, α of a token.
+//! This runs between the products of a chunk and the store of o. At that time the warp's 16 channels of the tile of v, 2 KB, have
+//! been read, and no other warp writes them yet. The warp stages k̂, q̂ and, with decays by channel, α of a token there.
 
 use super::super::convolution::{ConvInputs, channel_of};
 use super::super::prepare::gates_of;
@@ -24,10 +25,10 @@ use crate::math::power;
 use crate::recurrent::Gating;
 use crate::recurrent::gates::{gate_row, load_a_log};
 
-/// Most channels of a lane.
+/// Largest number of channels of a lane.
 const MOST: usize = 4;
 
-/// Sum over the four lanes that have a row's channels. All lanes of the warp come.
+/// Sums over the four lanes that share a row's channels. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_four(mut x: [f32; 2]) -> [f32; 2] {
     let mut mask = 1;
@@ -41,7 +42,7 @@ fn sum_of_four(mut x: [f32; 2]) -> [f32; 2] {
     x
 }
 
-/// Folds the lanes' numbers. All lanes of the warp come, and have the result.
+/// Reduces the lanes' numbers with `of`; all lanes get the result. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn fold(mut x: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
     let mut mask = 1;
@@ -52,8 +53,8 @@ fn fold(mut x: f32, of: impl Fn(f32, f32) -> f32) -> f32 {
     x
 }
 
-/// The vector of which the lanes have these, divided by its norm: `x / √(Σx² + 1e-6)`. A power of two brings the largest
-/// element to 1 before it is squared, unless the element is less than 2⁻⁴⁰. All lanes of the warp come.
+/// Divides a vector, whose elements are spread over the lanes, by its norm: `x / √(Σx² + 1e-6)`. Before squaring, a power of two
+/// brings the largest element to 1, unless that element is less than 2⁻⁴⁰. Called by all lanes of the warp.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn normalised(mut x: [f32; MOST]) -> [f32; MOST] {
     let mut most = 0.0;
@@ -76,15 +77,15 @@ fn normalised(mut x: [f32; MOST]) -> [f32; MOST] {
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<'_, G, M, K, V, GROUPS>
 {
-    /// Address of the warp's word `word` of 512 in the tile.
+    /// Address of word `word` of the warp's 512 words in the tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn own_word(tile: u32, word: u32) -> u32 {
         let warp = thread_idx_x() / 32 % 4;
         tile + tile_part(word / 8, 2 * warp + word / 4 % 2) + word % 4 * 4
     }
 
-    /// Stages token `t` of the row: k̂ from word 0 on, q̂ times the scale from word K on, α of channels from word 2 K on.
-    /// All lanes of the warp come, behind whom it is there.
+    /// Stages token `t` of the row: k̂ from word 0 on, q̂ times the scale from word K on, α by channel from word 2 K on. Called
+    /// by all lanes of the warp, which may read the words afterwards.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the warp's part of the tile.
@@ -99,7 +100,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             each!(i in 0..K as usize / 32 => {
                 let channel = lane + 32 * i as u32;
                 x[i] = if c.taps != 0 {
-                    // q is before k.
+                    // q's channels are before k's.
                     let first = channel_of(c, 1 - which, self.row.h, K);
                     inputs.convolve((c, params), span, t, first + channel)
                 } else {
@@ -148,8 +149,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         sync_warp(FULL_MASK);
     }
 
-    /// Advances the warp's rows of the state by the tokens of the chunk of this number, and puts o of those from `first` on where the products
-    /// have it. All lanes of the warp come.
+    /// Advances the warp's rows of the state by the tokens of chunk `number`, and replaces the products' o for tokens from
+    /// `first` on. Called by all lanes of the warp.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the warp's part of the tile.
@@ -164,7 +165,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let (c, params) = (self.c, self.params);
         let mut token = 0;
         loop {
-            // All for every token: there are not registers to keep them.
+            // Recomputed for every token, because no registers are free to keep them.
             let span = Self::kept_span();
             let chunk = span.chunk(opaque(number));
             if token >= chunk.count {
@@ -184,7 +185,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 (gate::exp(log), beta)
             };
             let own = self.advance_token((s, decay, beta), (&span, inputs), t, tile);
-            // Words 4 j and 4 j + 1 are of tokens 8 j + 2 c and the next, of the first row.
+            // Words 4 j and 4 j + 1 belong to tokens 8 j + 2 c and the next, in the first row.
             let column = opaque(lane_id()) % 4 * 2;
             each!(i in 0..CHUNK as usize / 4 => {
                 let at = 4 * (i / 2) + i % 2;
@@ -194,11 +195,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             });
             token += 1;
         }
-        // The tile is the warpgroup's again.
+        // The whole warpgroup may use the tile again.
         sync_warp(FULL_MASK);
     }
 
-    /// One token, which is staged: o of the thread's two rows.
+    /// Processes one token, which is staged; returns o of the thread's two rows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn advance_token(
         &self,

@@ -1,4 +1,4 @@
-//! Rows of at most 64 tokens, whose operands the block makes itself.
+//! Rows of at most 64 tokens: the block runs the intra-chunk pass and the scan.
 
 use super::super::channels;
 use super::super::convolution::{channel_of, channel_of_values};
@@ -23,17 +23,17 @@ use crate::recurrent::Gating;
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<'_, G, M, K, V, GROUPS>
 {
-    /// All chunks of a row of at most [`CHUNK`](super::super::CHUNK) tokens, of which there are two at most, whose
-    /// operands are made here, and of `heads` value heads of its query/key head, this one and the next; two where
-    /// [`makes_pairs`]. All 256 threads come, of which those of the block's warpgroups have rows.
+    /// Processes all chunks of a row of at most [`CHUNK`](super::super::CHUNK) tokens: at most two chunks, whose operands the
+    /// block computes. Covers `heads` value heads of the query/key head, this one and the next; two only with [`makes_pairs`].
+    /// Called by all 256 threads; those of the block's consumer warpgroups have rows.
     ///
     /// # Safety
-    /// As [`Self::walk`]'s, but for the workspace.
+    /// As for [`Self::walk`], except for the workspace.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk_short(&self, place: &Place, heads: u32) {
         let has_rows = thread_idx_x() < Self::THREADS;
         let chunks = Self::chunks(&self.span);
-        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        // SAFETY: the caller's promise; a block owns its rows of a state.
         unsafe {
             self.prefetch(place, heads);
             self.keep_span();
@@ -41,7 +41,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             while j < chunks {
                 if self.span.chunk(j).count > 1 {
                     self.make(j, heads, has_rows);
-                    // The scratch is free.
+                    // All warps have left the scratch.
                     sync_threads();
                 }
                 j += 1;
@@ -62,7 +62,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 if of == heads {
                     return;
                 }
-                // The tiles are read.
+                // All consumers have read the tiles.
                 Self::sync_rows();
                 let (next, span) = (self.of_head(of), Self::kept_span());
                 each!(j in 0..Self::chunks(&span) => {
@@ -76,8 +76,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Brings to L2 what is loaded late: the states of all heads of the block, long before there are registers for them;
-    /// inputs and weights of a convolution, but for those of the first v; and z.
+    /// Prefetches into L2 the data that is loaded late: the states of all heads of the block, long before registers are free for
+    /// them; the convolution's inputs and weights, except those of the first head's v; and z.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch(&self, place: &Place, heads: u32) {
         let (c, params) = (self.c, self.params);
@@ -99,7 +99,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             let hv = own.row.hv;
             if !place.is_fresh() {
                 let start = own.start(place);
-                // Each block of a cluster a part.
+                // Each block of a cluster prefetches a part.
                 let mut byte = 128 * (self.row.tile * THREADS + thread_idx_x());
                 while byte < V * K * state::bytes_of(c) {
                     prefetch(start.address + byte as u64);
@@ -122,7 +122,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         });
     }
 
-    /// Brings to L2 so many channels from this one on, of all tokens.
+    /// Prefetches `CHANNELS` channels from `channel` on, of all tokens, into L2.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch_tokens<const CHANNELS: u32>(
         &self,
@@ -138,7 +138,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Brings to L2 the weights of so many channels from this one on.
+    /// Prefetches the weights of `CHANNELS` channels from `channel` on into L2.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch_taps<const CHANNELS: u32>(&self, channel: u32) {
         let (c, layer) = (self.c, &self.params.layer);
@@ -149,7 +149,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Chunks of a short row.
+    /// Number of chunks of a short row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn chunks(span: &Span) -> u32 {
         if span.chunk(0).count < span.count {
@@ -159,7 +159,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The same of the value head so many behind this one.
+    /// The same for the value head `of` heads after this one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn of_head(&self, of: u32) -> Self {
         let row = if makes_pairs(G::PER_CHANNEL, GROUPS) {
@@ -170,13 +170,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         Self { row, ..*self }
     }
 
-    /// Address of the scratch of a unit. Behind the unit it has the scales of [`Self::scale_output`].
+    /// Address of the scratch of the intra-chunk pass. Afterwards it holds the scales of [`Self::scale_output`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn scratch() -> u32 {
         dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS, Self::SUM_BYTES)
     }
 
-    /// Operands of chunk `j` of the value head so many behind the first of the block.
+    /// Address of the operands of chunk `j` for the value head `of` heads after the block's first.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(j: u32, of: u32) -> u32 {
         if makes_pairs(G::PER_CHANNEL, GROUPS) && of > 0 {
@@ -187,10 +187,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Makes the operands of chunk `j`, of more than one token, and brings v of the first head.
+    /// Computes the operands of chunk `j`, of more than one token, and loads v of the first head.
     ///
     /// # Safety
-    /// As [`Self::walk_short`]'s; the stage is free.
+    /// As for [`Self::walk_short`]; the stage is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn make(&self, j: u32, heads: u32, has_rows: bool) {
         let (c, params) = (self.c, self.params);
@@ -219,7 +219,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// v of chunk `j` where the intra-chunk pass would leave it. All 256 threads come.
+    /// Stores v of chunk `j` where the intra-chunk pass would store it. Called by all 256 threads.
     ///
     /// # Safety
     /// The tensors of `params` are live; the tiles are free.
@@ -235,7 +235,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let tiles = SharedSink(Self::stage(j) + Self::TILES);
         // SAFETY: the caller's promise.
         unsafe {
-            // A number that is a block's own is no parameter yet.
+            // A constant of the block cannot be computed in a const argument yet.
             match GROUPS {
                 1 => values::make::<K, V, 64>(self.c, self.params, with, of, threads, tiles),
                 _ => values::make::<K, V, 128>(self.c, self.params, with, of, threads, tiles),
@@ -243,8 +243,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         };
     }
 
-    /// Brings v of chunk `j` to where [`Self::advance`] finds it; where it can be copied it is there behind a wait and
-    /// a barrier. All threads come, those that have rows and others.
+    /// Loads v of chunk `j` to the place where [`Self::advance`] reads it. Asynchronous copies are complete after a wait and a
+    /// barrier. Called by all threads, whether they have rows or not.
     ///
     /// # Safety
     /// The tensors of `params` are live; nobody reads the tiles of the stage any more.
@@ -260,14 +260,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// From state to state through the chunks of a short row, of the value head so many behind the first of the block.
+    /// Scans the chunks of a short row, for the value head `of` heads after the block's first.
     ///
     /// # Safety
-    /// As [`Self::walk_short`]'s; the operands and v are there.
+    /// As for [`Self::walk_short`]; the operands and v are in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn advance_short(&self, of: u32) {
         let (c, layer) = (self.c, &self.params.layer);
-        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        // SAFETY: the caller's promise; a block owns its rows of a state.
         unsafe {
             let place = Place::load(c, layer, Self::kept_span().b);
             let start = self.start(&place);
@@ -280,11 +280,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 }
                 let chunk = span.chunk(j);
                 if c.has_norm != 0 {
-                    // The sums of the last chunk are read.
+                    // All warps have read the previous chunk's sums.
                     Self::sync_rows();
                 }
                 if chunk.count > 1 {
-                    // v of both chunks is there.
+                    // v of both chunks is in shared memory.
                     s = self.advance::<true>(s, j, (Self::stage(j), Self::head(j, of)));
                 } else {
                     self.advance_by_one(

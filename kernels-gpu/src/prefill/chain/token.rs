@@ -1,4 +1,4 @@
-//! A chunk of one token.
+//! Chunks of one token.
 
 use super::super::rows::Span;
 use super::super::workspace::tokens;
@@ -21,8 +21,8 @@ use crate::state::is_live;
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<'_, G, M, K, V, GROUPS>
 {
-    /// A row of one token, whose place is this, of the operator that the load-time constants say, not G. All threads come,
-    /// which have all of the head.
+    /// Processes a row of one token, whose slots are `place`. The operator is that of the load-time constants, not G. Called by
+    /// all threads, which have all rows of the head.
     ///
     /// # Safety
     /// The tensors of `params` are live, and the block's shared memory is free.
@@ -30,7 +30,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     pub unsafe fn walk_single(&self, place: &Place) {
         let (c, params, span) = (self.c, self.params, self.span);
         let step = &params.layer.step;
-        // SAFETY: the caller's promise; a block's head is its own.
+        // SAFETY: the caller's promise; a block owns its head.
         unsafe {
             if !place.live() {
                 self.store_zeros(1);
@@ -60,13 +60,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The room of a chunk that is token `t`, in the `i`-th stage, which is free.
+    /// Shared memory for the chunk that is token `t`, in stage `i`, which is free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn room(i: u32, t: u32) -> Room {
         Room {
             staged: Self::stage(i),
             sums: if Self::CLUSTERED {
-                // A row has one such chunk at its begin, and one at its end.
+                // A row has such a chunk at its start and at its end.
                 Self::sums_of_cluster(t > 0)
             } else {
                 Self::sums()
@@ -74,8 +74,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// A chunk that is token `t` of the row whose tokens `span` says, once more each time; each key channel has its own decay
-    /// where `per_channel`.
+    /// Processes the chunk that is token `t` of the row. `span` returns the row's tokens and is called again at each use. With
+    /// `per_channel`, each key channel has its own decay.
     ///
     /// # Safety
     /// The tensors of `params` are live; the room is free.
@@ -109,7 +109,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 return;
             }
             if self.leaves_tokens() {
-                // A row has one such chunk at its begin, and one at its end.
+                // A row has such a chunk at its start and at its end.
                 let of = (own.b, t_of_row > 0);
                 let to = tokens::<K, V>(c, params, per_channel, of, self.row.hv);
                 if lane_id().is_multiple_of(4) {
@@ -129,13 +129,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The first of this thread's two rows of the state.
+    /// First of this thread's two rows of the state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn own_row(&self) -> u32 {
         opaque(self.first() + thread_idx_x() / 32 % 4 * 16 + lane_id() / 4)
     }
 
-    /// o of rows r and r + 8 of a token, normed where there is a norm: squares are added neighbours first, as for one token.
+    /// Norms o of rows r and r + 8 of a token, if there is a norm. Squares are added neighbours first, as in a decode.
     ///
     /// # Safety
     /// The tensors of `params` are live; `sums` are free.
@@ -154,7 +154,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let squares = squares!(sum_of_rows(o), sum_of_rows(times(o, SMALL)));
         let warp = thread_idx_x() / 32;
         let of_block = 4 * GROUPS;
-        // SAFETY: the caller's promise; a warp has a word, which nobody reads any more behind the barrier, nor in a cluster.
+        // SAFETY: the caller's promise; each warp has its own word, which nobody reads any more after the barrier; in a cluster,
+        // `sums` are free.
         unsafe {
             if Self::CLUSTERED {
                 let place = sums + 4 * (self.row.tile * of_block + warp);
@@ -188,7 +189,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     }
 }
 
-/// Sum of the squares of o of rows r and r + 8 of 8 lanes, neighbours first.
+/// Sum of the squares of o in rows r and r + 8 over 8 lanes, neighbours first.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_rows(o: [f32; 2]) -> f32 {
     let mut squares = o.map(|o| o * o);

@@ -1,4 +1,4 @@
-//! From chunk to chunk of a row: the warpgroups that have its state.
+//! The consumer warpgroups of the scan: from chunk to chunk of a row.
 
 use crate::math::each::each;
 use core::array;
@@ -28,16 +28,16 @@ use crate::recurrent::Gating;
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<'_, G, M, K, V, GROUPS>
 {
-    /// All chunks of the launch of a row that has some, whose state is in the pool, or where the launch of those before
-    /// left it.
+    /// Processes all chunks of a row in this launch; the row has some. The state is in the pool, or where the launch of the
+    /// preceding chunks stored it.
     ///
     /// # Safety
-    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's units up to
-    /// the last chunk.
+    /// The tensors of `params` are live, and the block's shared memory is free; the workspace has the row's chunks up to the last
+    /// one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn walk(&self, place: &Place, progress: &mut Progress) {
         let (c, params) = (self.c, self.params);
-        // SAFETY: the caller's promise; a block's rows of a state are its own.
+        // SAFETY: the caller's promise; a block owns its rows of a state.
         unsafe {
             if Self::CLUSTERED {
                 self.meet_cluster();
@@ -49,7 +49,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             if !M::SPLITS && j == 0 && !is_brought {
                 s = self.places().bring(c, self.start(place), !place.is_fresh());
             }
-            // The chunks before are done, which may have been under way until now.
+            // The launch of the preceding chunks may have run until here.
             wait_for_previous();
             s = if M::SPLITS {
                 self.begin_split(place)
@@ -68,7 +68,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 let round;
                 (i, round) = M::stage_of(c, progress.chunks);
                 if !G::PER_CHANNEL {
-                    // Uniform (docs/compiler.md): addresses of products. KDA's chain spills with that.
+                    // Uniform (docs/compiler.md), for addresses of products. KDA's scan spills with a uniform stage.
                     i = of_warp(i);
                 }
                 wait_for_counter(Self::there(i), round);
@@ -79,7 +79,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     s = self.advance::<false>(s, j, (stage, stage + Self::HEAD));
                 } else {
                     let room = Self::room(i, chunk.start);
-                    // Loaded again: there are no registers to keep it.
+                    // Loaded again, because no registers are free to keep it.
                     let place = Place::load(c, &params.layer, span.b);
                     self.with_inputs(&place).advance_by_one(
                         &mut s,
@@ -87,7 +87,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                         chunk.start,
                         (room, G::PER_CHANNEL),
                     );
-                    // What was stored to the stage is before what is copied to it.
+                    // Orders the stores to the stage before the copies into it.
                     fence_shared();
                 }
                 let slot = self.brought_slot(i);
@@ -127,10 +127,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// The state that a part of a row begins with ([`super::super::split`]). All threads with rows come.
+    /// State at the start of a part of a row ([`super::super::split`]). Called by all consumer threads.
     ///
     /// # Safety
-    /// As [`Self::walk`]'s; the passes before are done.
+    /// As for [`Self::walk`]; the earlier passes have ended.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn begin_split(&self, place: &Place) -> [f32; 64] {
         let (c, params) = (self.c, self.params);
@@ -138,7 +138,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let i = split::number_of(c, &row, &self.span);
         let mut s = [0.0; 64];
         if self.makes_output() && (i > 0 || row.ends_split(c.split, 0)) {
-            // The row's last part may write the slot that the row starts from: the first part has its copy.
+            // The row's last part may write the slot that the row starts from, so the first part reads the copy.
             s = load_carried::<K>(self.split_state(&row, i));
         } else if i == 0 && !self.is_transition() {
             s = self.places().load(c, self.start(place), !place.is_fresh());
@@ -150,7 +150,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             }
         } else if self.is_transition() {
             let thread = opaque(thread_idx_x());
-            // Of element 0: its row, less its channel.
+            // Row minus channel of element 0.
             let own = (self.first_of(thread) + thread / 32 % 4 * 16 + thread % 32 / 4) as i32;
             let ahead = own - (thread % 4 * 2) as i32;
             each!(n in 0..K as usize / 2 => {
@@ -161,11 +161,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         s
     }
 
-    /// Behind chunk `j` of a part of a row, where that is its last: leaves what a transition pass has made, and takes the state that
-    /// was carried to the end of a split in place of the one that was walked to. All threads with rows come.
+    /// After the last chunk `j` of a part of a row that reaches the end of its split: a transition pass stores its result; the
+    /// output pass replaces the scanned state by the carried one. Called by all consumer threads.
     ///
     /// # Safety
-    /// As [`Self::begin_split`]'s.
+    /// As for [`Self::begin_split`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn end_split(&self, s: &mut [f32; 64], j: u32) {
         let (c, params) = (self.c, self.params);
@@ -189,14 +189,14 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Whether a part of a row is its last, in a pass that stores final states.
+    /// Whether a part of a row is the row's last, in a pass that stores final states.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn ends_row(&self, span: &Span) -> bool {
         let row = Span::load(self.c, self.params, span.b);
         self.makes_output() && span.position + span.count as u64 == row.position + row.count as u64
     }
 
-    /// Where the rows that this thread's warpgroup has of the state at the begin of the row's `i`-th split are kept, and the thread.
+    /// Address of this thread's warpgroup's rows of the stored state at the start of the row's split `i`, and the thread's index.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn split_state(&self, row: &Span, i: u32) -> (u64, u32) {
         let thread = opaque(thread_idx_x());
@@ -206,10 +206,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         (state, thread)
     }
 
-    /// The slot of the checkpoint behind the chunk in the `i`-th stage, as the copier left it.
+    /// Slot of the checkpoint after the chunk in stage `i`, as the copier stored it.
     ///
     /// # Safety
-    /// The chunk is there.
+    /// The chunk has arrived.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn brought_slot(&self, i: u32) -> u64 {
         if self.c.checkpoint_every == 0 {
@@ -218,13 +218,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         long(load_shared_b64(Self::slot(i)))
     }
 
-    /// The state after the chunk of this number, of more than one token. Of a row that is `SHORT` o is normed here, of others
-    /// behind the launch.
+    /// Computes the state after chunk `number`, which has more than one token. o of a `SHORT` row is normed here, other o after
+    /// the launch.
     ///
-    /// Rows of the state are independent of each other, so each warp decides for its 16 rows which tokens f16 holds
-    /// ([`range`]). The warps of a warpgroup vote, and look at tokens only if one of them may have such a token. From the
-    /// first token on that f16 does not hold, R of a warp is zero and the products leave the state as it is; behind the products
-    /// the warp works these tokens one by one ([`super::outside`]).
+    /// Rows of the state are independent of each other, so each warp decides for its 16 rows which tokens f16 holds ([`range`]).
+    /// The warps of a warpgroup vote, and check the tokens only if one warp may have a token that f16 does not hold. From the
+    /// first such token on, a warp's R is zero and the products leave its state unchanged; after the products the warp processes
+    /// all tokens one by one ([`super::outside`]).
     ///
     /// # Safety
     /// Images and v are in `stage`, the other operands at `head`.
@@ -238,24 +238,24 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let c = self.c;
         let tile = Self::tile(stage);
         let own = if M::SPLITS {
-            // There are no registers to keep what follows from them.
+            // Opaque, because no registers are free to keep the values that depend on them.
             (opaque(lane_id()), opaque(thread_idx_x()))
         } else {
             (lane_id(), thread_idx_x())
         };
         let factors = head + FACTORS + lane_id() % 4 * 8;
         let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
-        // Before the products: words that are read beside them make the assembler wait for each product.
-        // A transition is as exact as the identity needs it.
+        // Before the products, because the assembler waits for each product if these words are read while it runs. A transition
+        // needs no small values: it is as precise as the identity requires.
         let is_small = range::is_small(a[0]) && !self.is_transition();
-        // A transition has no o: neither products of queries nor of P.
+        // A transition has no o, so it needs neither the products of queries nor those of P.
         let makes_output = self.makes_output();
         let products = if makes_output {
             M::by_both::<K>(&a, stage)
         } else {
             M::by_first::<K>(&a, stage)
         };
-        // Beside the products of keys: half of v and its factors, for which there are registers.
+        // While the products of keys run: load half of v and its factors, as much as registers hold.
         let (v, x) = (values::of_tile(c, tile, 0, own), factors_of(0, factors));
         let (of_keys, of_queries) = if makes_output {
             M::first(products)
@@ -263,13 +263,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             let [of_keys, nothing] = M::only(products);
             (of_keys, warpgroup::pending(nothing))
         };
-        // Beside the products of queries.
+        // While the products of queries run.
         let mut r = [0; 16];
         let (second, y) = (values::of_tile(c, tile, 32, own), factors_of(4, factors));
         rest_of(&mut r, 0, &v, &of_keys, &x);
         rest_of(&mut r, 4, &second, &of_keys, &y);
         let may_be_outside = is_small | range::may_be_large(&r);
-        // Before the branch: the assembler multiplies the state behind what it waits for, unless the decay is there.
+        // Loaded before the branch: otherwise the assembler multiplies the state after the wait for the products.
         let decay = if G::PER_CHANNEL {
             1.0
         } else {
@@ -308,21 +308,21 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             }
             s = warpgroup::pending(own);
         }
-        // Beside the products that are added to the state.
+        // While the products that are added to the state run.
         if makes_output {
             self.store_output::<SHORT>(o, (number, first), stage);
         }
         M::settle::<K>(s)
     }
 
-    /// Barrier of this thread's warpgroup.
+    /// Named barrier of this thread's warpgroup.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn group_barrier() -> u32 {
         FIRST_GROUP_BARRIER + thread_idx_x() / 128
     }
 
-    /// Waits for the products of R and of queries, and makes the operands of the products behind them. From token `first` on, if
-    /// there is such a token in the chunk, δ takes no part in these, and the state stays.
+    /// Waits for the products of R and of queries, and computes the operands of the next products. If the chunk has a token
+    /// `first`, δ is zero in them from that token on, and the state is not changed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn weigh(
         &self,
@@ -332,11 +332,11 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         factors: u32,
         first: u32,
     ) -> Weighed {
-        // SAFETY: the factors are there.
+        // SAFETY: the factors have arrived.
         unsafe {
-            // Beside the products of R.
+            // While the products of R run.
             if first < CHUNK {
-                // The state stays.
+                // The state is not decayed.
             } else if G::PER_CHANNEL {
                 each!(j in 0..K as usize / 8 => {
                     let [x, y] = factor(factors, 3, j);
@@ -379,10 +379,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Stores o of the chunk, whose first token that f16 does not hold is `first`.
+    /// Stores o of chunk `number`, whose first token that f16 does not hold is `first`.
     ///
     /// # Safety
-    /// The tensors of `params` are live; the warpgroup's tile of v in `stage` is read.
+    /// The tensors of `params` are live; the warpgroup has read its tile of v in `stage`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_output<const SHORT: bool>(
         &self,
@@ -427,17 +427,17 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
 
 /// Operands of a chunk's last products.
 struct Weighed {
-    /// The state, decayed to the end of the chunk.
+    /// State, decayed to the end of the chunk.
     s: [f32; 64],
-    /// δ, rounded.
+    /// δ in f16.
     plain: [u32; 16],
-    /// δ, decayed to the end of the chunk, and rounded.
+    /// δ, decayed to the end of the chunk, in f16.
     decayed: [u32; 16],
     /// The state's part of o.
     o: [f32; 32],
 }
 
-/// The lane's two factors of a kind, of tokens or channels from 8 `j` on.
+/// Loads the lane's two factors of kind `kind`, for tokens or channels from 8 `j` on.
 ///
 /// # Safety
 /// `factors` are this lane's, in shared memory.
@@ -447,7 +447,7 @@ unsafe fn factor(factors: u32, kind: u32, j: usize) -> [f32; 2] {
     load_shared_b64(factors + byte).map(f32::from_bits)
 }
 
-/// Factors of S k̂ of four times 8 tokens, those from 8 `first` on.
+/// Loads the factors of S k̂ for four groups of 8 tokens, from token 8 `first` on.
 ///
 /// # Safety
 /// `factors` are this lane's, in shared memory.
@@ -461,7 +461,8 @@ unsafe fn factors_of(first: u32, factors: u32) -> [[f32; 2]; 4] {
     of
 }
 
-/// R, rounded, of four times 8 tokens, those from 8 `first` on, whose v and [`factors_of`] these are.
+/// Computes R in f16 for four groups of 8 tokens, from token 8 `first` on; `v` and `factors` ([`factors_of`]) are of these
+/// tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn rest_of(
     r: &mut [u32; 16],

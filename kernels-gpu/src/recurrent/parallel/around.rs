@@ -6,76 +6,75 @@ use super::worker::Worker;
 use crate::recurrent::slots::Slots;
 use crate::step::{StepConstants, StepParams};
 
-/// Convolution before the recurrence and norm after it: none ([`Plain`]), or a layer's ([`crate::layer`]). Workers call these functions
-/// in this order.
+/// Convolution before the recurrence and norm after it: neither ([`Plain`]), or a layer's ([`crate::layer`]). Workers call these
+/// functions in this order.
 pub trait Around<B: Block, const TILES16: usize>: Sized {
-    /// The registers that a worker loads ahead of everything that waits: x, windows and taps of its channels.
+    /// Registers that a worker loads before it waits for anything: x, windows and taps of its channels.
     type Drafts;
     /// z and weight of a worker's elements of o.
     type Scales;
 
-    /// Whether a launch may have more than 8 new or previous tokens ([`super::sets`]). k, q and v are then given, and o is stored as it
-    /// is.
+    /// Whether a launch may have more than 8 new or previous tokens ([`super::sets`]). k, q and v are then given, and o is stored
+    /// unchanged.
     const TAKES_SETS: bool;
 
     /// The slots of the row's states.
     fn slots(&self) -> &Slots;
 
-    /// Whether the row's slots are live, of states and of windows.
+    /// Whether the row's slots of states and windows are live.
     fn live(&self, c: &StepConstants, params: &StepParams) -> bool;
 
-    /// Whether k, q and v are made in shared memory, in f32, and not given.
+    /// Whether the convolution computes k, q and v into shared memory, in f32, instead of loading them.
     fn makes(c: &StepConstants) -> bool;
 
-    /// Loads what k, q and v are convolved from.
+    /// Loads the convolution's inputs.
     unsafe fn load_drafts(step: &RowStep<'_, Self>) -> Self::Drafts;
 
-    /// Waits for the blocks that this one sends to; the solver does too.
+    /// Waits for the blocks to which this one sends; the solver calls it too.
     fn meet(step: &RowStep<'_, Self>);
 
-    /// Loads z and weight.
+    /// Loads z and the norm's weight.
     unsafe fn load_scales(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>) -> Self::Scales;
 
-    /// Copies the windows of a row without tokens to the slot that is written. Workers call it as their last function.
+    /// Copies the windows of a row without tokens to the slot that is written. The last function that workers call.
     ///
     /// # Safety
     /// The row is live.
     unsafe fn carry(step: &RowStep<'_, Self>);
 
-    /// Where [`Self::makes`]: makes k, q and v, which are there after the next barrier of the workers.
+    /// If [`Self::makes`]: computes k, q and v; they are in shared memory after the next barrier of the workers.
     ///
     /// # Safety
     /// The row is live, and the blocks have met.
     unsafe fn make(step: &RowStep<'_, Self>, drafts: Self::Drafts);
 
-    /// Whether any q or k that were made are [large](crate::math::range::LARGE) and are to be normalised. All lanes of the warp call
-    /// it.
+    /// Whether any computed q or k is [large](crate::math::range::LARGE) and will be normalised. All lanes of the warp call it.
     ///
     /// # Safety
-    /// The row is live, and they are there.
+    /// The row is live, and q and k are in shared memory.
     unsafe fn has_made_large(step: &RowStep<'_, Self>) -> bool;
 
     /// Overwrites 8 channels of k of new token `t`, from channel `at.1` on, wherever [`Self::make`] stored them outside of shared
     /// memory.
     ///
     /// # Safety
-    /// The row is live, and the channels are this lane's, behind a barrier of the workers.
+    /// The row is live, the channels are this lane's, and a barrier of the workers has passed since [`Self::make`].
     unsafe fn leave_tame_key(step: &RowStep<'_, Self>, at: (u32, u32), k: [f32; 8]);
 
-    /// Stores o, or its squares' sums for the norm. o is in shared memory, in f32, over the new tokens' values.
+    /// Stores o, or the sums of its squares for the norm. o is in shared memory, in f32, in place of the new tokens' values.
     ///
     /// # Safety
     /// The row is live.
     unsafe fn take_outputs(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>);
 
-    /// The last thing that a worker does.
+    /// The last step of a worker.
     ///
     /// # Safety
     /// The row is live.
     unsafe fn finish(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>, scales: Self::Scales);
 }
 
-/// q, k and v are given, and o is the recurrence's.
+/// No convolution and no norm: q, k and v are given, and o is stored as the recurrence computes it.
 pub struct Plain(pub Slots);
 
 impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {

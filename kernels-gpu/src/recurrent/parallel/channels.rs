@@ -1,11 +1,11 @@
-//! Tokens whose channels decay each at its own rate, for KDA.
+//! Products of tokens with one decay per channel, for KDA.
 //!
-//! With Γ_t = α_1 ⊙ … ⊙ α_t, S₀ is multiplied by Γ_t ⊙ k_t and Γ_t ⊙ q_t, the products of tokens are those of k_t and q_t
-//! with p = k_s ⊙ α_(s+1) ⊙ … ⊙ α_t, and S₀ is advanced along p of the last token: everywhere products of decays, never
-//! quotients or exponentials of sums, so that no decay makes a NaN or loses the digits of another.
+//! With Γ_t = α_1 ⊙ … ⊙ α_t, S₀ is multiplied by Γ_t ⊙ k_t and Γ_t ⊙ q_t. The products of tokens are those of k_t and q_t with p
+//! = k_s ⊙ α_(s+1) ⊙ … ⊙ α_t, and S₀ is advanced along the last token's p. These are products of decays, never quotients or
+//! exponentials of sums, so that no decay makes a NaN or loses the digits of another.
 //!
-//! A *team* of K/4 lanes, 4 channels each, takes two columns s of the products, one from each end, so that every team
-//! has as much to do; what becomes of the tokens s on their way to the state falls out of it.
+//! A *team* of K/4 lanes, 4 channels each, computes two columns s of the products, one from each end, so that all teams have
+//! equal work; the same pass yields the p of tokens s that advance the state.
 
 use super::fragments::{split, store_words};
 use super::inputs::{Inputs, RawTokens};
@@ -35,7 +35,7 @@ pub struct DecayInputs {
 }
 
 impl DecayInputs {
-    /// log α of this lane's channels of a token, of which `g` is as it lies in memory.
+    /// log α of this lane's channels of a token; `g` is the gate in memory format.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_decays(&self, c: &StepConstants, g: Raw<8>) -> [f32; 8] {
         self.gates(g).log_values(c).0
@@ -57,8 +57,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     const TEAM: u32 = B::K / 4;
     const TEAMS: u32 = B::WARPS * 32 / Self::TEAM;
 
-    /// By the lanes that load one of `most` tokens. A choice, because the assembler puts off a load that it may, until
-    /// after the tokens have come.
+    /// Loads the gates' parameters in the lanes that load one of `most` tokens. Under a condition, because the assembler delays
+    /// an unconditional load until after the tokens have arrived.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_decay_inputs(
         &self,
@@ -79,13 +79,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         DecayInputs { a_log, dt_bias }
     }
 
-    /// Makes of the tokens of `set` the operands and the products of tokens, and, where `advances`, what advances the
-    /// state; absent tokens are zeros that do not decay. Stores the values too, and leaves the solver its part. Where k, q
-    /// and v are `made` by a convolution, it has stored them. Of a state that waits, what is left of it behind the pending tokens is
-    /// there after the first barrier.
+    /// Computes the operands and the products of the tokens of `set` and, if `advances`, the operand that advances the state;
+    /// absent tokens are zeros without decay. Also stores the values, and hands the products to the solver. If a convolution has
+    /// `made` k, q and v, they are in shared memory already. With deferred write-back, the decay of the state over the pending
+    /// tokens is in shared memory after the first barrier.
     ///
     /// # Safety
-    /// All of it is the workers' to write.
+    /// The workers may write all of these places.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn prepare<A: Around<B, TILES16>>(
         &self,
@@ -98,7 +98,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let c = &step.c;
         let decays = |g| decay_inputs.gates(g).values(c).0;
         let (key, count) = (set.key(), inputs.count);
-        // SAFETY: the caller's promise; the barriers part the writes from the reads.
+        // SAFETY: the caller's promise; the barriers separate the writes from the reads.
         unsafe {
             let keys = |raw: Raw<8>| raw.to_f32(c.k_element);
             if !made {
@@ -113,7 +113,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if !made {
                 self.store_values(set, inputs, c.v_element);
             }
-            // Those of a state that waits are tame already: it has a ring of them.
+            // Tokens of deferred states have been brought into range already, because they are kept in a ring.
             if !B::WAITS && !made && self.are_wild(c, set) {
                 rarely();
                 self.tame_stored(c, set);
@@ -127,7 +127,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             let team = thread_idx_x() / Self::TEAM;
             let mut first = 0;
             while first < TOKENS / 2 {
-                // Without a comparison where no team is too many: docs/compiler.md, Warps that stay together.
+                // No comparison where every team has a column: docs/compiler.md, Warps that stay together.
                 if Self::TEAMS <= TOKENS / 2 || team < TOKENS / 2 {
                     self.columns(set, first + team, (advances, made));
                 }
@@ -138,7 +138,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Stores what `values` makes of tokens that `operand`'s loaders have loaded, as `to`; `absent` for those past `count`.
+    /// Stores `values` of the tokens that this lane has loaded for `operand` as `to`; `absent` for tokens past `count`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_f32(
         &self,
@@ -168,7 +168,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// Columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
+    /// Computes columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
     /// warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn columns(&self, set: Set, pair: u32, (advances, made): (bool, bool)) {
@@ -184,7 +184,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         };
         let of_columns = [pair, 7 - pair];
         let mut sums = [0.0; 32];
-        // p of each column, Γ of its token, and Γ so far.
+        // p of each column, Γ of its token, and the running Γ.
         let (mut steps, mut decays, mut decay) = ([[0.0; 4]; 2], [[0.0; 4]; 2], [1.0; 4]);
         each!(t in 0..TOKENS as usize => {
             let k = load(keys, t as u32);
@@ -195,7 +195,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             } else {
                 [0.0; 4]
             };
-            // The column that may begin with this token: the first ones have begun before token 4, the others not.
+            // The column that may begin at this token: the first columns begin before token 4, the second ones from it on.
             let begins = t / 4;
             let mut side = 0;
             while side <= begins {
@@ -212,7 +212,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
         // A load fence: docs/compiler.md.
         sync_warp(FULL_MASK);
-        // Of Γ ⊙ k and Γ ⊙ q of each column.
+        // Powers of two for Γ ⊙ k and Γ ⊙ q of each column.
         let mut powers = [[1.0; 2]; 2];
         if self.state_f16 {
             each!(side in 0..2 => {
@@ -281,7 +281,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         lane % Self::LANES * 8 + lane / Self::LANES * 4
     }
 
-    /// Sum `i` of those that the lanes of a team have parted. All lanes of the warp call it.
+    /// Sum `i` of the sums that are scattered over a team's lanes. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_team(sums: &[f32; 32], i: usize) -> f32 {
         let each = 32 / Self::TEAM as usize;
@@ -289,7 +289,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         warp_shuffle_idx(sums[i % each], first + (i / each) as u32)
     }
 
-    /// 4 channels of a token of an operand that meets the state, with a power of two where that is f16.
+    /// Stores 4 channels of a token of an operand that is multiplied by the state; scaled by a power of two if the state is f16.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_decayed(
         &self,
@@ -304,7 +304,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Self::store_token(operand, t, lane, x, self.state_f16);
     }
 
-    /// 4 channels of a token of an operand, in split form.
+    /// Stores 4 channels of a token of an operand, in split form.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_token(
         operand: Operand,

@@ -1,10 +1,10 @@
-//! Products on the tensor cores, of matrices whose elements are spread over a warp's lanes.
+//! Tensor-core products of matrices whose elements are distributed over a warp's lanes.
 //!
-//! bf16 factors are taken as they are; any other value x as bf16(x) + bf16(x − bf16(x)), good to 2⁻¹⁷.
+//! bf16 factors are used unchanged; any other value x is split as bf16(x) + bf16(x − bf16(x)), with a relative error of 2⁻¹⁷.
 //!
-//! A product has both factors in one type. What meets an f16 state is f16 too: with a power of two ([`power`]), since f16 has
-//! few exponents, so that 16-bit values stay as they are but for what is 2⁻¹⁶ of their vector, and f16(x) + f16(x − f16(x)) is
-//! good to 2⁻²².
+//! Both factors of a product have one type. Factors of an f16 state are f16 too, scaled by a power of two ([`power`]) because f16
+//! has few exponents: 16-bit values stay exact except for elements below 2⁻¹⁶ of their vector, and f16(x) + f16(x − f16(x)) has a
+//! relative error of 2⁻²².
 
 use super::map::{Block, Map, Operand};
 use crate::constants::Element;
@@ -19,10 +19,10 @@ use crate::math::each::each;
 use crate::math::elements::Raw;
 use crate::math::power;
 
-/// 32 channels of 16 rows, two to a word: rows r and r + 8.
+/// 32 channels of 16 rows of S, two to a word: this lane's words of rows r and r + 8.
 pub type Fragment = [[u32; 4]; 2];
 
-/// Two values as bf16 or f16. No infinity is held, as a state's are: infinite factors make NaN.
+/// Packs two values as bf16 or f16. Not clamped to finite values, unlike a state's: infinite factors make NaN.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn pack(x: f32, y: f32, is_f16: bool) -> u32 {
     if is_f16 {
@@ -32,7 +32,7 @@ pub fn pack(x: f32, y: f32, is_f16: bool) -> u32 {
     }
 }
 
-/// Two values as two words of bf16, or of f16, that add up to them.
+/// Two values as two words of bf16, or of f16, whose sum they are.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn split(x: f32, y: f32, is_f16: bool) -> [u32; 2] {
     let high = pack(x, y, is_f16);
@@ -55,7 +55,7 @@ pub struct Tokens8 {
     /// Address of the row that this lane loads.
     address: u32,
     low: u32,
-    /// Whether the low part is there: not of bf16 tokens, nor of f16 ones that are to be f16.
+    /// Whether there is a low part: not for bf16 tokens, nor for f16 tokens used as f16.
     split: bool,
     is_f16: bool,
 }
@@ -69,7 +69,7 @@ pub struct TokenFragment {
     is_f16: bool,
 }
 
-/// Whether tokens that come as `element`s have a low part.
+/// Whether tokens of type `element` have a low part.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn splits(element: u32, is_f16: bool) -> bool {
     if is_f16 {
@@ -80,7 +80,7 @@ fn splits(element: u32, is_f16: bool) -> bool {
 }
 
 impl Tokens8 {
-    /// The tokens of `operand`, of `element`s, which lie in shared memory as f16 where `is_f16`, else as bf16.
+    /// The tokens of `operand`, given as `element`s; in shared memory they are f16 if `is_f16`, else bf16.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<B: Block>(operand: Operand, element: u32, is_f16: bool) -> Self {
         let (row, matrix) = (lane_id() % 8, lane_id() / 8);
@@ -92,7 +92,7 @@ impl Tokens8 {
         }
     }
 
-    /// Channels 32 `fragment` ... All lanes of the warp call it.
+    /// Channels 32 `fragment` .. 32 `fragment` + 32. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn fragment(self, fragment: usize) -> TokenFragment {
         let address = self.address + 64 * fragment as u32;
@@ -108,8 +108,8 @@ impl Tokens8 {
         }
     }
 
-    /// As [`Self::fragment`], channel by channel: word j is of tokens 2c and 2c + 1 and column r of the j-th of the four
-    /// products that [`Steps::advance`] makes of a fragment.
+    /// [`Self::fragment`], transposed: word j has tokens 2c and 2c + 1 of column r of the j-th of a fragment's four products in
+    /// [`Steps::advance`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn channels(self, fragment: usize) -> TokenFragment {
         let address = self.address + 64 * fragment as u32;
@@ -127,7 +127,7 @@ impl Tokens8 {
 }
 
 impl TokenFragment {
-    /// `sum` + S · tokensᵀ, of the 16 rows of S in `state`.
+    /// `sum` + S · tokensᵀ for the 16 rows of S in `state`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn times_state(self, sum: [f32; 4], state: Fragment) -> [f32; 4] {
         let sum = add_products(sum, state, self.high, self.is_f16);
@@ -151,7 +151,7 @@ impl TokenFragment {
         }
     }
 
-    /// `sum` + [first; second] · selfᵀ: rows r are of `first`, rows r + 8 of `second`.
+    /// `sum` + [first; second] · selfᵀ: rows r from `first`, rows r + 8 from `second`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn gram(self, sum: [f32; 4], first: Self, second: Self) -> [f32; 4] {
         let is_f16 = self.is_f16;
@@ -174,7 +174,7 @@ impl TokenFragment {
     };
 }
 
-/// 16 rows of 8 f32 in split form, as the left factor of a product: rows of S by tokens.
+/// 16 rows of 8 f32 in split form, as the left factor of a product: rows of S times tokens.
 #[derive(Clone, Copy)]
 pub struct Split([u32; 4]);
 
@@ -194,7 +194,7 @@ impl Split {
         Self([top, bottom, top_low, bottom_low])
     }
 
-    /// `sum` + self · matrixᵀ, of what is bf16.
+    /// `sum` + self · matrixᵀ, in bf16.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn times(self, sum: [f32; 4], matrix: SplitMatrix) -> [f32; 4] {
         let sum = mma_m16n8k16_bf16(self.0, [matrix.high; 2], sum);
@@ -202,10 +202,10 @@ impl Split {
     }
 }
 
-/// δ of 16 rows of S as factors of 8 tokens of k.
+/// δ of 16 rows of S, as factors of 8 tokens of k.
 #[derive(Clone, Copy)]
 pub struct Steps {
-    /// In the type of the tokens, of f16 with a power of two for each row.
+    /// In the type of the tokens; for f16 scaled by a power of two for each row.
     split: Split,
     /// The inverse powers of rows r and r + 8.
     inverses: [f32; 2],
@@ -238,7 +238,7 @@ impl Steps {
         }
     }
 
-    /// S diag(decays) + self · kᵀ on one fragment of S, which is f16 or bf16, rounded. All lanes of the warp call it.
+    /// S diag(decays) + self · kᵀ on one fragment of S in f16 or bf16, rounded. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn advance(
         self,
@@ -309,7 +309,7 @@ impl Steps {
         next
     }
 
-    /// S diag(decays) of the `j`-th two of a lane's channels of a fragment.
+    /// S diag(decays) for the `j`-th two of a lane's channels of a fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn kept(state: Fragment, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
         let [a, b] = b16x2_to_f32(state[0][j], is_f16);
@@ -320,7 +320,7 @@ impl Steps {
 }
 
 impl Split {
-    /// S diag(decays) + Σ steps · kᵀ on one fragment of S, which is bf16, rounded. All lanes of the warp call it.
+    /// S diag(decays) + Σ steps · kᵀ on one fragment of S in bf16, rounded. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn fold<const SETS: usize>(
         state: Fragment,
@@ -354,18 +354,18 @@ pub struct SplitMatrix {
 }
 
 impl SplitMatrix {
-    /// The matrix in shared memory at `address`, times `factor`, which may differ from row to row.
+    /// Loads the matrix in shared memory at `address`, times `factor`, which may differ from row to row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(address: u32, factor: f32) -> Self {
-        // SAFETY: the caller's promise: this lane's two elements.
+        // SAFETY: the caller's promise; these are this lane's two elements.
         let [x, y] = unsafe { load_shared_b64(address + 8 * lane_id()) }.map(f32::from_bits);
         let [high, low] = split(factor * x, factor * y, false);
         Self { high, low }
     }
 }
 
-/// Stores 8 channels of a token in fragment order, in split form unless they are bf16. `address` is that of the token's
-/// first word for this lane, and `low` the distance to the low part.
+/// Stores 8 channels of a token in fragment order, in split form unless they are bf16. `address` is that of this lane's first
+/// word of the token, and `low` the distance from the high part to the low part.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_channels<B: Block>(raw: Raw<8>, element: u32, address: u32, low: u32) {
     let values = raw.to_f32(element);
@@ -379,8 +379,7 @@ pub unsafe fn store_channels<B: Block>(raw: Raw<8>, element: u32, address: u32, 
     });
 }
 
-/// Stores 8 channels of a token, to which they are `element`s, in fragment order as f16. `address` and `low` as
-/// [`store_channels`] takes them.
+/// Stores 8 channels of a token, given as `element`s, in fragment order as f16. `address` and `low` are as in [`store_channels`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_f16_channels(values: [f32; 8], element: u32, address: u32, low: u32) {
     each!(j in 0..4 => {

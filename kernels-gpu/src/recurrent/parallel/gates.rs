@@ -10,15 +10,15 @@ use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::step::{StepConstants, StepParams};
 
-/// log₂ of the smallest decay that is not 0: 2ˣ below it is a denormal, which the machine flushes. Held to this, sums of
-/// decays stay finite and their differences exact enough, whatever the gates.
+/// log₂ of the smallest nonzero decay: 2ˣ below it is a denormal, which the GPU flushes to zero. Clamped to it, sums of log
+/// decays stay finite and their differences exact enough for all gates.
 pub const LOWEST: f32 = -127.0;
 
-/// Gates of token `lane_id() % 8` as they lie in memory.
+/// Gates of token `lane_id() % 8`, in memory format.
 #[derive(Clone, Copy)]
 pub struct GateInputs(RawGates<1>);
 
-/// Gates of token `lane_id() % 8`: its β, and log₂ of all decays up to its own, 0 where channels have theirs.
+/// Gates of token `lane_id() % 8`: its β, and the sum of log₂ of the decays up to its own (0 with per-channel decays).
 #[derive(Clone, Copy)]
 pub struct Gates {
     pub decay: f32,
@@ -26,7 +26,7 @@ pub struct Gates {
 }
 
 impl GateInputs {
-    /// Of no token.
+    /// No token.
     pub const NONE: Self = Self(RawGates {
         g: Raw([0]),
         b: Raw([0]),
@@ -34,7 +34,7 @@ impl GateInputs {
         dt_bias: Raw([0]),
     });
 
-    /// Nothing is read of tokens past the `there` first.
+    /// Reads nothing of tokens past the first `there`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(
         c: &StepConstants,
@@ -74,7 +74,7 @@ impl GateInputs {
         log_decay
     }
 
-    /// Tokens past the `count` first decay nothing and write nothing.
+    /// Tokens past the first `count` have no decay and β = 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values<B: Block>(self, c: &StepConstants, count: u32) -> Gates {
         let ([log_decay], beta) = self.0.log_values(c);

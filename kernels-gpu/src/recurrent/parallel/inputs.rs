@@ -1,6 +1,7 @@
-//! Tokens and values on their way from global to shared memory, and o on its way back.
+//! Tokens and values from global to shared memory, and o from shared to global memory.
 //!
-//! They are loaded as they are, and not converted before all copies of the state are on their way: docs/compiler.md, Loads first.
+//! Inputs are loaded without conversion; conversion follows after all copies of the state have been issued: docs/compiler.md,
+//! Loads first.
 
 use super::fragments::{store_channels, store_f16_channels};
 use super::map::{Block, Map, Operand, Set, TOKENS, TeamOperand};
@@ -20,25 +21,25 @@ use crate::math::{power, range};
 use crate::recurrent::tokens::{Run, Tokens};
 use crate::step::StepConstants;
 
-/// Turns that a warp takes to load 8 tokens of an operand, at most: with one warp and K = 128.
+/// Maximum number of turns in which a warp loads 8 tokens of an operand: with one warp and K = 128.
 const MOST_TURNS: usize = 4;
 
-/// Tokens of an operand as they lie in memory: 8 channels of one per turn.
+/// Tokens of an operand in memory format: in each turn 8 channels of one token.
 #[derive(Clone, Copy)]
 pub struct RawTokens(pub [Raw<8>; MOST_TURNS]);
 
 impl RawTokens {
-    /// None.
+    /// No tokens.
     pub const NONE: Self = Self([Raw([0; 8]); MOST_TURNS]);
 }
 
-/// Tokens of a set as they lie in memory.
+/// Tokens of a set in memory format.
 #[derive(Clone, Copy)]
 pub struct Inputs {
     pub keys: RawTokens,
-    /// Zeros of previous tokens, which have no q.
+    /// Zeros for previous tokens, which have no q.
     pub queries: RawTokens,
-    /// KDA: the gate of every channel, loaded by the keys' lanes. GDN's are the solver's.
+    /// KDA: the gate of every channel, loaded by the lanes of the keys. The solver loads GDN's gates.
     pub gates: RawTokens,
     pub values: RawValues,
     /// Tokens of the set.
@@ -56,11 +57,11 @@ impl Inputs {
     };
 }
 
-/// 8 rows of S of one token's v as they lie in memory.
+/// 8 rows of S of one token's v, in memory format.
 #[derive(Clone, Copy)]
 pub struct RawValues(Raw<8>);
 
-/// Where a lane's 8 channels of a token are in shared memory: 8 words of f32, or 4 of bf16 and behind them 4 of what these lack.
+/// Shared-memory address of a lane's 8 channels of a token: 8 words of f32, or 4 words of bf16 and 4 of their low parts.
 #[derive(Clone, Copy)]
 struct StoredToken {
     first: u32,
@@ -68,7 +69,7 @@ struct StoredToken {
 }
 
 impl StoredToken {
-    /// That of token `t` of `operand`. What a convolution has `made` has a place for previous keys of its own.
+    /// The address for token `t` of `operand`. Previous keys that a convolution has `made` have a place of their own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of<B: Block, const TILES16: usize>(operand: Operand, t: u32, made: bool) -> Self {
         let lane = lane_id() % Worker::<B, TILES16>::LANES;
@@ -110,16 +111,16 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     pub const TURNS: usize = Self::LOADERS.div_ceil(B::WARPS) as usize;
     /// Whether each warp has tokens to load in every turn.
     const ALL_LOAD: bool = Self::LOADERS.is_multiple_of(B::WARPS);
-    /// What tokens are stored as: KDA's for its teams, GDN's in split form.
+    /// Format of stored tokens: f32 for KDA's teams, split form for GDN.
     const STORED: Element = if B::PER_CHANNEL {
         Element::F32
     } else {
         Element::Bf16
     };
-    /// Lanes that share a token's v of the warp's rows.
+    /// Lanes that share one token's v of the warp's rows.
     pub const VALUE_LANES: u32 = B::ROWS / 8;
 
-    /// Token of `operand` that this lane loads in `turn`; 8 or more for none.
+    /// The token of `operand` that this lane loads in `turn`; 8 or more: none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn token(&self, operand: Operand, turn: usize) -> u32 {
         let shift = operand as u32 * Self::LOADERS % B::WARPS;
@@ -127,8 +128,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         warp * (32 / Self::LANES) + lane_id() / Self::LANES
     }
 
-    /// Loads the tokens of a set, of which k, q and v are not there where they are `made` by a convolution. Nothing is read
-    /// of tokens past the `there` first.
+    /// Loads the tokens of a set; k, q and v are skipped if a convolution has `made` them. Reads nothing of tokens past the first
+    /// `there`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_inputs(&self, set: Set, tokens: &Tokens, there: u32, made: bool) -> Inputs {
         let of_qkv = if made { 0 } else { there };
@@ -162,7 +163,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         RawTokens(raw)
     }
 
-    /// Makes the sums of the squares of k and q finite: see [`range`]. All lanes of the warp call it.
+    /// Brings k and q into a range where the sums of their squares are finite: see [`range`]. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn tame(c: &StepConstants, inputs: &mut Inputs) {
         let (key, query) = (c.k_element, c.q_element);
@@ -184,13 +185,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Whether tokens of `set` that this warp has stored have to be made [tame](Self::tame_stored). All lanes of the warp call it.
+    /// Whether tokens of `set` that this warp has stored have to be brought into [range](Self::tame_stored). All lanes of the
+    /// warp call it.
     ///
-    /// The stored words are looked at, not the loaded ones: ptxas would move the comparison up, and the copies of the state would
-    /// wait for k and q (docs/compiler.md, Loads first).
+    /// The test is on the stored words instead of the loaded ones: ptxas would move the comparison up, and the copies of the
+    /// state would wait for k and q (docs/compiler.md, Loads first).
     ///
     /// # Safety
-    /// They are there, and no other warp's to write.
+    /// The tokens are stored, and no other warp writes them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn are_wild(&self, c: &StepConstants, set: Set) -> bool {
         let (mut keys, mut queries) = (RawTokens::NONE, RawTokens::NONE);
@@ -210,14 +212,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         Self::any_large([(&keys, element), (&queries, element)])
     }
 
-    /// [`Self::are_wild`] of tokens as they were loaded, where no copies can wait for them.
+    /// [`Self::are_wild`] on the loaded tokens, where no copies can be delayed by the test.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn are_loaded_wild(c: &StepConstants, set: Set, inputs: &Inputs) -> bool {
         let (keys, queries) = (&inputs.keys, &inputs.queries);
         Self::may_be_wild(c, set) && Self::any_large([(keys, c.k_element), (queries, c.q_element)])
     }
 
-    /// Whether a sum of squares of q or k that f32 does not hold is wanted, and possible.
+    /// Whether the sum of squares of q or k is needed and may overflow f32.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn may_be_wild(c: &StepConstants, set: Set) -> bool {
         let q_element = if set.has_queries() {
@@ -228,7 +230,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         range::may_overflow(c.l2norm != 0, [c.k_element, q_element])
     }
 
-    /// Whether a lane of the warp has a large channel. All of them call it.
+    /// Whether any lane of the warp has a large channel. All lanes call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn any_large([(keys, of_keys), (queries, of_queries)]: [(&RawTokens, u32); 2]) -> bool {
         let mut is_large = false;
@@ -238,10 +240,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         warp_ballot(is_large) != 0
     }
 
-    /// The words that this lane has stored in `turn`; of bf16 parts the high ones.
+    /// The words that this lane has stored in `turn`; the high parts of split values.
     ///
     /// # Safety
-    /// As [`Self::are_wild`]'s.
+    /// As for [`Self::are_wild`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_stored(&self, operand: Operand, turn: usize) -> Raw<8> {
         let t = self.token(operand, turn);
@@ -259,13 +261,13 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         raw
     }
 
-    /// [`Self::tame`] of the tokens of `set` where this lane has stored them. All lanes of the warp call it.
+    /// [`Self::tame`] on the tokens of `set` that this lane has stored. All lanes of the warp call it.
     ///
     /// # Safety
-    /// As [`Self::are_wild`]'s.
+    /// As for [`Self::are_wild`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn tame_stored(&self, c: &StepConstants, set: Set) {
-        // One copy of the code for k and q: what is rare is to be short.
+        // One copy of the code for k and q, because rare code is to be short.
         let operands = unknown(1 + set.has_queries() as u32);
         let turns = unknown(Self::TURNS as u32) as usize;
         each!(i in 0..operands => {
@@ -277,11 +279,12 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// [`Self::tame`] of what a convolution has made, where it lies: k and q of the `new` tokens, k of the `previous` ones. Of a new
-    /// key that changes, what is left of it besides is left anew. All lanes of the warp call it, between barriers of the workers.
+    /// [`Self::tame`] on the results of a convolution in shared memory: k and q of the `new` tokens, k of the `previous` ones. A
+    /// new key that changes is also rewritten wherever else it was stored. All lanes of the warp call it, between barriers of the
+    /// workers.
     ///
     /// # Safety
-    /// They are there, and the workers' to write.
+    /// The tokens are stored, and the workers may write them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn tame_made<A: Around<B, TILES16>>(
         &self,
@@ -308,11 +311,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// A turn of [`Self::tame_stored`], or, of what is `made`, of [`Self::tame_made`]. The token of this lane and its channels,
-    /// where they became others.
+    /// One turn of [`Self::tame_stored`] or, if `made`, of [`Self::tame_made`]. Returns this lane's token and channels if they
+    /// have changed.
     ///
     /// # Safety
-    /// As theirs.
+    /// As for these functions.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn tame_turn(
         &self,
@@ -328,7 +331,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         let element = Self::STORED as u32;
         // SAFETY: the caller's promise; each word has one reader, its writer.
         unsafe {
-            // Of f32 8 words, of bf16 4, and 4 of what they lack, where that is anything.
+            // 8 words for f32; 4 for bf16, and 4 of low parts if the tokens have any.
             let words = if B::PER_CHANNEL || of_tokens != Element::Bf16 as u32 {
                 8
             } else {
@@ -374,7 +377,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         None
     }
 
-    /// Tokens past the `count` first become zeros.
+    /// Stores tokens of `operand`; zeros for tokens past the first `count`.
     ///
     /// # Safety
     /// Before the first barrier.
@@ -393,8 +396,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         each!(turn in 0..Self::TURNS => {
             let t = self.token(operand, turn);
             let (address, low) = (Self::channels_place(operand, t), Map::<B>::LOW);
-            // SAFETY: the caller's promise; each word has one writer. Two stores, lest the choice be made where the
-            // tokens are loaded, and wait for them there.
+            // SAFETY: the caller's promise; each word has one writer. Two stores, because otherwise the selection would move up
+            // to the loads of the tokens and wait for them there.
             unsafe {
                 if self.state_f16 {
                     self.store_f16_tokens(c, operand, turn, (raw, element), count);
@@ -407,23 +410,23 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// The first word of this lane's channels of token `t`.
+    /// Address of the first word of this lane's channels of token `t`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn channels_place(operand: Operand, t: u32) -> u32 {
         let lane = lane_id() % Self::LANES;
         Map::<B>::channels(Map::<B>::operand(operand) + t * Map::<B>::ROW, lane)
     }
 
-    /// Whether a warp has tokens that are stored, where `t` is this lane's: the same for all of its lanes.
+    /// Whether the warp has tokens to store, from this lane's token `t`: uniform over the warp.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn has_tokens(t: u32) -> bool {
         Self::ALL_LOAD || t - lane_id() / Self::LANES < TOKENS
     }
 
-    /// A turn of [`Self::store_tokens`], as f16. All lanes of the warp call it.
+    /// One turn of [`Self::store_tokens`], as f16. All lanes of the warp call it.
     ///
     /// # Safety
-    /// As [`Self::store_tokens`]'s.
+    /// As for [`Self::store_tokens`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_f16_tokens(
         &self,
@@ -443,11 +446,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Makes of tokens that are there in f32, of even channels where high parts are to be and of odd ones where low ones, what
-    /// [`Self::store_tokens`] makes. All lanes of the warp call it.
+    /// Converts f32 tokens in shared memory, even channels in the place of high parts and odd channels in that of low parts, to
+    /// the format of [`Self::store_tokens`]. All lanes of the warp call it.
     ///
     /// # Safety
-    /// They are there, and the workers' to write.
+    /// The tokens are stored, and the workers may write them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn make_f16_tokens(&self, c: &StepConstants, operand: Operand) {
         each!(turn in 0..Self::TURNS => {
@@ -470,7 +473,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// Stores this lane's channels of token `t`, with a power of two, and what they lack then. All lanes of the warp call it.
+    /// Stores this lane's channels of token `t`, scaled by a power of two, and the factor that compensates it. All lanes of the
+    /// warp call it.
     ///
     /// # Safety
     /// The places are this lane's, and its token's.
@@ -502,7 +506,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Token and first row, within the warp's, of the values that this lane loads and stores; none of token 8 or more.
+    /// Token and first row, within the warp's rows, of the values that this lane loads and stores; token 8 or more: none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn value_place(&self) -> (u32, u32) {
         (
@@ -511,7 +515,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         )
     }
 
-    /// Nothing is read of tokens past the `there` first.
+    /// Reads nothing of tokens past the first `there`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_values(&self, run: Run, there: u32) -> RawValues {
         let (t, row) = self.value_place();
@@ -522,10 +526,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         })
     }
 
-    /// Stores the values as they come; those of absent tokens become zeros. All lanes of the warp call it.
+    /// Stores the values without conversion; zeros for absent tokens. All lanes of the warp call it.
     ///
     /// # Safety
-    /// The values are this warp's to write.
+    /// This warp may write the values.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_values(&self, set: Set, inputs: &Inputs, element: u32) {
         let (t, row) = self.value_place();
@@ -541,14 +545,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         sync_warp(FULL_MASK);
     }
 
-    /// Address of the value of token `t` and the warp's row `row`.
+    /// Shared-memory address of the value of token `t` in the warp's row `row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn value_address(&self, set: Set, t: u32, row: u32, element: u32) -> u32 {
         Map::<B>::values(set, self.warp) + t * Map::<B>::VALUE_ROW + row * bytes_of(element)
     }
 
-    /// Stores the outputs of the `count` first tokens of `set` that lie, in f32, in the place of its values. All lanes of the warp
-    /// call it.
+    /// Stores the outputs of the first `count` tokens of `set`, which are in shared memory, in f32, in place of its values. All
+    /// lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_outputs(&self, set: Set, run: Run, element: u32, count: u32) {
         sync_warp(FULL_MASK);
@@ -562,7 +566,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Zeros for the outputs of the `count` first tokens.
+    /// Stores zeros as the outputs of the first `count` tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn zero_outputs(&self, run: Run, element: u32, count: u32) {
         let (t, row) = self.value_place();
@@ -573,7 +577,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 }
 
-/// Stores 8 elements as they are.
+/// Stores 8 elements without conversion.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_raw(raw: Raw<8>, address: u32, element: u32) {
     let [a, b, c, d, e, f, g, h] = raw.0;

@@ -1,30 +1,30 @@
 //! The dims of a block, and the map of its shared memory. Offsets in bytes.
 //!
-//! | from | bytes | what | written by | read by |
+//! | from | bytes | content | written by | read by |
 //! |---|---|---|---|---|
-//! | 0 | 6 · 8 · ROW | tokens of k, q and the previous k, of the type of the state, each as hi and lo | workers | all, after the first barrier |
+//! | 0 | 6 · 8 · ROW | tokens of k, q and the previous k, in the type of the state, each as high and low part | workers | all, after the first barrier |
 //! | `SCRATCH` | 512 | M and the scores of one solution, 8 × 8 f32 each | solver | solver |
 //! | `SOLUTIONS` | 2 · 640 | [`Solution`] of the new and of the previous tokens | solver | workers, after the barrier that ends it |
-//! | `VALUES` | WARPS · 2 · 8 · VALUE_ROW | v of the new and the previous tokens as they come, a warp's rows of S each; then o in f32 | a warp | that warp |
+//! | `VALUES` | WARPS · 2 · 8 · VALUE_ROW | v of the new and the previous tokens, unconverted, a warp's rows of S each; then o in f32 | a warp | that warp |
 //! | `STATE` | WARPS · ROWS · (2 or 4) K | the state, a warp's rows of S each | a warp | that warp |
-//! | `STEP` | 2 · 8 · ROW | KDA: what advances the state, as the tokens, bf16 | teams | workers, after their barrier |
+//! | `STEP` | 2 · 8 · ROW | KDA: keys that advance the state, in the format of tokens, bf16 | teams | workers, after their barrier |
 //! | `CHANNELS` | 3 · 8 · 4 K | KDA: k, q and α of every token, f32 | workers | teams, after a barrier |
 //! | `COLUMNS` | 2 · 4 · 128 | KDA: products of the new and of the previous tokens | teams | solver, after their barrier |
-//! | `KEPT` | 4 K | KDA: what is left of each channel of S₀ | a team | workers, after its barrier |
-//! | `WEIGHTS` | 4 · 256 | states that wait: products of pending tokens with k and q, 8 × 8 f32 each | workers | workers, after a barrier |
-//! | `LATE` | 2 · 2 · 8 · ROW | KDA's states that wait: k and q with the decays of the pending tokens too | teams | workers, after their barrier |
-//! | `LOG_DECAYS` | 16 · 4 K | KDA's states that wait: log α of pending tokens, then e to those of the tokens behind each | workers | workers, after a barrier |
-//! | `BYTES` | 2 · 8 · ROW | GDN, more than 8 new or previous tokens: q of every other 8, as the tokens | workers | all, after a barrier |
+//! | `KEPT` | 4 K | KDA: decay of each channel of S₀ | a team | workers, after its barrier |
+//! | `WEIGHTS` | 4 · 256 | deferred states: products of pending tokens with k and q, 8 × 8 f32 each | workers | workers, after a barrier |
+//! | `LATE` | 2 · 2 · 8 · ROW | KDA, deferred states: k and q, decayed also over the pending tokens | teams | workers, after their barrier |
+//! | `LOG_DECAYS` | 16 · 4 K | KDA, deferred states: log α of pending tokens, then the decay over the tokens after each | workers | workers, after a barrier |
+//! | `BYTES` | 2 · 8 · ROW | GDN, more than 8 new or previous tokens: q of every other 8, in the format of tokens | workers | all, after a barrier |
 //!
-//! A token of k or q lies in *fragment order*: of each 32 channels, word 4j + c holds the j-th two of the 8 channels of lane 4r + c,
-//! so that `load_matrices` gives this lane all 8 of token r. They are the channels that the lane holds of a row of S
-//! ([`crate::state`]): 8c .. 8c+8 of 16-bit states; 4c .. 4c+4 and 16+4c .. 16+4c+4 of f32 states. The rows are 16 bytes longer than
-//! their tokens, against bank conflicts; with f16 states the first 4 of them, of the high part, have what lacks of GDN's tokens
-//! ([`Map::lacks`]).
+//! A token of k or q is stored in *fragment order*: for each 32 channels, word 4j + c holds the j-th two of the 8 channels of
+//! lane 4r + c, so that `load_matrices` gives this lane all 8 channels of token r. They are the channels that the lane holds of a
+//! row of S ([`crate::state`]): 8c .. 8c+8 of 16-bit states; 4c .. 4c+4 and 16+4c .. 16+4c+4 of f32 states. Rows are padded by 16
+//! bytes, against bank conflicts; with f16 states the first 4 bytes of the high part's padding hold the compensating factor of
+//! GDN's tokens ([`Map::lacks`]).
 //!
-//! Of states that wait the previous tokens are the pending ones, up to 16, and a warp has room for 16 rows of u, f32, where it
-//! else has that of 8 previous values. k of the later 8 has the place of what advances the state; with GDN it is a fourth operand,
-//! and the low parts of all four lie behind all else.
+//! With deferred write-back the previous tokens are the pending ones, up to 16. A warp then has room for 16 rows of u, f32,
+//! instead of 8 previous values. k of the later 8 is in place of the keys that advance the state. With GDN it is a fourth
+//! operand, and the low parts of all four are at the end of the map.
 
 use core::marker::PhantomData;
 
@@ -36,7 +36,7 @@ use crate::step::StepConstants;
 /// Tokens of an operand, and rows and columns of a solution's matrices.
 pub const TOKENS: u32 = 8;
 
-/// Most pending tokens of a state that waits.
+/// Maximum number of pending tokens of a deferred state.
 pub const MOST_PENDING: u32 = 16;
 
 /// An operand of tokens in shared memory.
@@ -45,16 +45,15 @@ pub enum Operand {
     Key = 0,
     Query = 1,
     PreviousKey = 2,
-    /// KDA: k decayed up to the last token, of the tokens that the state is advanced by.
+    /// KDA: k decayed up to the last token, for the tokens that advance the state.
     Step = 3,
-    /// States that wait, which nothing else advances: k of pending tokens 8 .. 16; that of the first 8 is
-    /// [`Self::PreviousKey`].
+    /// Deferred states, which nothing else advances: k of pending tokens 8 .. 16; k of the first 8 is [`Self::PreviousKey`].
     LaterPendingKey = 4,
-    /// KDA's states that wait: k with the decays of the pending tokens too.
+    /// KDA, deferred states: k, decayed also over the pending tokens.
     LateKey = 5,
-    /// KDA's states that wait: q with the decays of the pending tokens too.
+    /// KDA, deferred states: q, decayed also over the pending tokens.
     LateQuery = 6,
-    /// Queries of [`Set::Later`], behind all else. Its number gives it the loaders of [`Self::Query`].
+    /// Queries of [`Set::Later`], at the end of the map. Its number gives it the loaders of [`Self::Query`].
     LaterQuery = 7,
 }
 
@@ -64,29 +63,29 @@ pub enum TeamOperand {
     Key = 0,
     Query = 1,
     Decay = 2,
-    /// k of the previous tokens, where a convolution makes it together with that of the new ones: in the place of the
-    /// operand of queries, which is written once the teams are done with the previous tokens.
+    /// k of the previous tokens, if a convolution computes it together with the new ones. In place of the operand of queries,
+    /// which is written once the teams are done with the previous tokens.
     PreviousKey = 3,
 }
 
-/// Up to 8 tokens: those of this launch, or those of the last step. Where either are more than 8 ([`super::sets`]), sets are taken in
-/// turns as [`Self::New`] and as [`Self::Later`].
+/// Up to 8 tokens, of this launch or of the last step. If either has more than 8 ([`super::sets`]), sets alternate between
+/// [`Self::New`] and [`Self::Later`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Set {
     New = 0,
     Previous = 1,
-    /// Every other set of a launch of more than 8 tokens, in the place of the previous tokens.
+    /// Every other set of a launch of more than 8 tokens, in place of the previous tokens.
     Later = 3,
 }
 
 impl Set {
-    /// Its place among the two of a map.
+    /// Its index among the two sets of a map.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn place(self) -> u32 {
         self as u32 % 2
     }
 
-    /// Its keys.
+    /// Operand of its keys.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn key(self) -> Operand {
         match self {
@@ -95,7 +94,7 @@ impl Set {
         }
     }
 
-    /// Its queries; previous tokens have none.
+    /// Operand of its queries; previous tokens have none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn query(self) -> Operand {
         match self {
@@ -119,7 +118,7 @@ impl Solution {
         self.0
     }
 
-    /// W, `[8, 8]`: what o takes of (v − S k̂).
+    /// W, `[8, 8]`: the contribution W (v − S k̂) to o.
     pub fn output(&self) -> u32 {
         self.0 + 256
     }
@@ -134,7 +133,7 @@ impl Solution {
         self.0 + 544
     }
 
-    /// `[8]`: what is left of δ k̂ᵀ after the last token, as a factor of δ kᵀ; of a state that waits δ k̂ᵀ itself.
+    /// `[8]`: the decay of δ k̂ᵀ up to the last token, as a factor of δ kᵀ; without that decay for a deferred state.
     pub fn step_factors(&self) -> u32 {
         self.0 + 576
     }
@@ -157,26 +156,26 @@ pub trait Block {
     const ROWS: u32;
     /// Elements of S in shared memory. States of 16 bits are K-last; the layout of f32 states is a load-time constant.
     type State: StateRows;
-    /// Whether states of 16 bits are f32 in shared memory, where a load-time constant says so.
+    /// Whether the kernel can hold 16-bit states as f32 in shared memory; a load-time constant selects it.
     const WIDENS: bool = false;
     /// Blocks that share one head's state.
     const TILES: u32 = Self::V / (Self::WARPS * Self::ROWS);
-    /// Whether states wait for tokens of a ring, which are then the previous ones.
+    /// Whether the state has deferred write-back; the previous tokens are then those of a ring.
     const WAITS: bool = false;
 }
 
-/// The map of its shared memory.
+/// The map of a block's shared memory.
 pub struct Map<B>(PhantomData<B>);
 
 impl<B: Block> Map<B> {
-    /// Bytes from one token of an operand to the next.
+    /// Bytes between successive tokens of an operand.
     pub const ROW: u32 = 2 * B::K + 16;
-    /// Bytes of a part of an operand.
+    /// Bytes of one part, high or low, of an operand.
     const PART: u32 = TOKENS * Self::ROW;
-    /// Whether low parts lie behind all else: GDN's states that wait, where a launch whose tokens are bf16 has no room for them,
-    /// and a multiprocessor one for four blocks.
+    /// Whether low parts are at the end of the map. True for GDN's deferred states: a launch with bf16 tokens omits them, and a
+    /// multiprocessor then has room for four blocks.
     const LOWS_LAST: bool = B::WAITS && !B::PER_CHANNEL;
-    /// From the high part of an operand to the low one.
+    /// Bytes from the high part of an operand to the low part.
     pub const LOW: u32 = if Self::LOWS_LAST {
         Self::LOWS
     } else {
@@ -185,11 +184,11 @@ impl<B: Block> Map<B> {
     const SCRATCH: u32 = if Self::LOWS_LAST { 4 } else { 6 } * Self::PART;
     const SOLUTIONS: u32 = Self::SCRATCH + 512;
     const VALUES: u32 = Self::SOLUTIONS + if Self::LOWS_LAST { 1 } else { 2 } * 640;
-    /// Bytes from one token of a warp's values to the next: 4 words more than they are, against bank conflicts.
+    /// Bytes between successive tokens of a warp's values: padded by 4 words, against bank conflicts.
     pub const VALUE_ROW: u32 = 4 * (B::ROWS + 4);
-    /// Bytes of a set of values of a warp.
+    /// Bytes of a warp's values of one set.
     const SET: u32 = TOKENS * Self::VALUE_ROW;
-    /// Bytes of all that a warp has of values: of two sets, or of the new ones and u.
+    /// Bytes of all values of a warp: of two sets, or of the new set and u.
     const OF_WARP: u32 = Self::SET
         + if B::WAITS {
             MOST_PENDING * 4 * B::ROWS
@@ -201,12 +200,12 @@ impl<B: Block> Map<B> {
     const STATE_OF_WARP: u32 = B::ROWS * B::State::BYTES * B::K;
     /// Whether S is f32 in shared memory.
     pub const F32_STATE: bool = B::State::BYTES == 4;
-    /// Whether states are f16 in shared memory, and tokens that meet them.
+    /// Whether states are f16 in shared memory, and so are tokens that are multiplied by them.
     pub const fn is_f16(c: &StepConstants) -> bool {
         c.state_f16 != 0 && !Self::widens(c)
     }
 
-    /// Whether states are f32 in shared memory, and of 16 bits in the pool.
+    /// Whether states are f32 in shared memory, and 16-bit in the pool.
     pub const fn widens(c: &StepConstants) -> bool {
         B::WIDENS && c.state_f32 == 0
     }
@@ -223,7 +222,7 @@ impl<B: Block> Map<B> {
     const LATE: u32 = Self::WEIGHTS + 4 * 256;
     const LOG_DECAYS: u32 = Self::LATE + 4 * Self::PART;
     const LOWS: u32 = Self::LATE;
-    /// The bytes of low parts among [`Self::BYTES`]: unused where q, k and the keys of a ring are bf16.
+    /// The bytes of low parts within [`Self::BYTES`]: unused if q, k and the keys of a ring are bf16.
     pub const BYTES_OF_LOWS: u32 = if Self::LOWS_LAST { 4 * Self::PART } else { 0 };
     /// Bytes of the map.
     pub const BYTES: u32 = if !B::WAITS {
@@ -234,10 +233,10 @@ impl<B: Block> Map<B> {
         Self::LOWS + Self::BYTES_OF_LOWS
     };
 
-    /// More bytes where a launch has more than 8 new or previous tokens: [`Operand::LaterQuery`].
+    /// Additional bytes if a launch has more than 8 new or previous tokens: [`Operand::LaterQuery`].
     pub const BYTES_OF_SETS: u32 = if B::PER_CHANNEL { 0 } else { 2 * Self::PART };
 
-    /// Token 0 of an operand; the part that bf16 does not hold lies `LOW` behind.
+    /// Address of token 0 of an operand; its low part is `LOW` bytes later.
     pub fn operand(operand: Operand) -> u32 {
         let offset = match operand {
             Operand::LaterPendingKey if Self::LOWS_LAST => 3 * Self::PART,
@@ -251,17 +250,17 @@ impl<B: Block> Map<B> {
         dynamic_shared_mem() + offset
     }
 
-    /// The f32 that token `t` of an f16 operand is to be multiplied by: k̂ or q̂, but for the scale, is the product.
+    /// Address of the f32 factor of token `t` of an f16 operand: k̂, or q̂ without the scale, is the token times this factor.
     pub fn lacks(operand: Operand, t: u32) -> u32 {
         Self::operand(operand) + t * Self::ROW + 2 * B::K
     }
 
-    /// M, `[8, 8]` f32: what a token's δ takes of the earlier ones'.
+    /// M, `[8, 8]` f32: the coefficients of earlier tokens' δ in a token's δ.
     pub fn predictions() -> u32 {
         dynamic_shared_mem() + Self::SCRATCH
     }
 
-    /// `[8, 8]` f32: what a token's o takes of the δ of its own and the earlier ones.
+    /// `[8, 8]` f32: the coefficients of its own and earlier tokens' δ in a token's o.
     pub fn scores() -> u32 {
         Self::predictions() + 256
     }
@@ -270,13 +269,13 @@ impl<B: Block> Map<B> {
         Solution(dynamic_shared_mem() + Self::SOLUTIONS + set.place() * 640)
     }
 
-    /// Token 0 of the values of `warp`.
+    /// Address of token 0 of `warp`'s values.
     pub fn values(set: Set, warp: u32) -> u32 {
         dynamic_shared_mem() + Self::VALUES + warp * Self::OF_WARP + set.place() * Self::SET
     }
 
-    /// 16 bytes, the `chunk`-th, of row `row` of the tiles of `warp`, of a K-last state. Odd rows have their halves of 4 chunks
-    /// exchanged in pairs, so that neither a row nor a fragment meets a bank twice.
+    /// Address of the `chunk`-th 16 bytes of row `row` of `warp`'s tiles, for a K-last state. In odd rows, neighbouring groups of
+    /// 4 chunks are swapped, so that neither a row nor a fragment has bank conflicts.
     pub fn state(warp: u32, row: u32, chunk: u32) -> u32 {
         let row_of_block = warp * B::ROWS + row;
         let place = chunk ^ (row & 1) << 2;
@@ -284,8 +283,8 @@ impl<B: Block> Map<B> {
         dynamic_shared_mem() + Self::STATE + row_of_block * row_bytes + place * 16
     }
 
-    /// Rows 4 `chunk` .. 4 `chunk` + 4 of channel `channel` of the tiles of `warp`, of a V-last f32 state. The places depend on the
-    /// channel, so that the lanes of a fragment, which differ in `channel / 4 % 4`, meet in no bank.
+    /// Address of rows 4 `chunk` .. 4 `chunk` + 4 of channel `channel` of `warp`'s tiles, for a V-last f32 state. Swizzled by the
+    /// channel, so that the lanes of a fragment, which differ in `channel / 4 % 4`, have no bank conflicts.
     pub fn state_of_channel(warp: u32, channel: u32, chunk: u32) -> u32 {
         let (low, high) = (channel / 4 % 2, channel / 8 % 2);
         let (line, place) = if B::ROWS == 16 {
@@ -297,7 +296,7 @@ impl<B: Block> Map<B> {
         of_warp + line * 4 * B::ROWS + place * 16
     }
 
-    /// The first word of 8 consecutive channels, the `i`-th such, of the token of an operand at `token`.
+    /// Address of the first word of the `i`-th 8 consecutive channels of the token at `token`.
     pub fn channels(token: u32, i: u32) -> u32 {
         if Self::F32_STATE {
             token + i / 4 * 64 + i % 4 / 2 * 32 + i % 2 * 8
@@ -306,7 +305,7 @@ impl<B: Block> Map<B> {
         }
     }
 
-    /// From [`Self::channels`] to the word of the `j`-th two of these channels.
+    /// Byte offset from [`Self::channels`] to the word of the `j`-th two of these channels.
     pub const fn word(j: u32) -> u32 {
         if Self::F32_STATE {
             j % 2 * 16 + j / 2 * 4
@@ -315,7 +314,7 @@ impl<B: Block> Map<B> {
         }
     }
 
-    /// Byte, in a token of an operand, of the word of channel `i` and its neighbour.
+    /// Byte offset, within a token of an operand, of the word of channel `i` and its neighbour.
     pub fn word_of_channel(i: u32) -> u32 {
         if Self::F32_STATE {
             Self::channels(0, i / 8) + Self::word(i % 8 / 2)
@@ -324,7 +323,7 @@ impl<B: Block> Map<B> {
         }
     }
 
-    /// Two halves of 16 bytes a lane: of channels 8l .. 8l+4, then of 8l+4 .. 8l+8.
+    /// Address of a token for the teams. A lane has two halves of 16 bytes: channels 8l .. 8l+4 and 8l+4 .. 8l+8.
     pub fn team_operand(operand: TeamOperand, t: u32) -> u32 {
         let first = match operand {
             TeamOperand::PreviousKey => Self::operand(Operand::Query),
@@ -333,55 +332,56 @@ impl<B: Block> Map<B> {
         first + t * 4 * B::K
     }
 
-    /// A team's products of columns `pair` and 7 − `pair`: `[2, 2, 8]` f32. Words 0 .. 8 are p · k_t of column `pair`, 8 .. 16 its
-    /// p · q_t, 16 .. 32 those of column 7 − `pair`; a product with a token before the column's own is 0. Column 7 − `pair` has none with
-    /// tokens 0 .. 4, so that words 24 .. 26 hold q · q of both columns' tokens, and with f16 states 26 .. 28 |Γ ⊙ q|² and
-    /// 16 .. 18 |Γ ⊙ k|².
+    /// Address of a team's products of columns `pair` and 7 − `pair`: `[2, 2, 8]` f32. Words 0 .. 8 are p · k_t of column `pair`,
+    /// 8 .. 16 its p · q_t, 16 .. 32 those of column 7 − `pair`; a product with a token before the column's own is 0. Column 7 −
+    /// `pair` has no products with tokens 0 .. 4: instead words 24 .. 26 hold q · q of both columns' tokens and, with f16 states,
+    /// words 26 .. 28 |Γ ⊙ q|² and 16 .. 18 |Γ ⊙ k|².
     pub fn pair(set: Set, pair: u32) -> u32 {
         dynamic_shared_mem() + Self::COLUMNS + (set.place() * 4 + pair) * 128
     }
 
-    /// p_s · k_t.
+    /// Address of p_s · k_t.
     pub fn key_product(set: Set, t: u32, s: u32) -> u32 {
         let (side, pair) = if s < 4 { (0, s) } else { (1, 7 - s) };
         Self::pair(set, pair) + side * 64 + 4 * t
     }
 
-    /// p_s · q_t.
+    /// Address of p_s · q_t.
     pub fn query_product(set: Set, t: u32, s: u32) -> u32 {
         Self::key_product(set, t, s) + 32
     }
 
-    /// q_t · q_t.
+    /// Address of q_t · q_t.
     pub fn query_square(set: Set, t: u32) -> u32 {
         let (side, pair) = if t < 4 { (0, t) } else { (1, 7 - t) };
         Self::pair(set, pair) + 96 + 4 * side
     }
 
-    /// Squares of Γ ⊙ k and Γ ⊙ q of token `t`, with f16 states.
+    /// Addresses of |Γ ⊙ k|² and |Γ ⊙ q|² of token `t`, with f16 states.
     pub fn decayed_squares(set: Set, t: u32) -> [u32; 2] {
         let (side, pair) = if t < 4 { (0, t) } else { (1, 7 - t) };
         [64, 104].map(|first| Self::pair(set, pair) + first + 4 * side)
     }
 
-    /// `[K]` f32: Γ, the decay of each channel of S₀ up to the last token.
+    /// Address of Γ, `[K]` f32: the decay of each channel of S₀ up to the last token.
     pub fn kept() -> u32 {
         dynamic_shared_mem() + Self::KEPT
     }
 
-    /// `[8, 8]` f32: what a new token's product of S with k, or q, takes of the u of pending tokens 8 `half` ..
+    /// Address of an `[8, 8]` f32 matrix: the coefficients of u of pending tokens 8 `half` .. 8 `half` + 8 in a new token's
+    /// product of S with k, or q.
     pub fn weights(half: u32, of_queries: bool) -> u32 {
         dynamic_shared_mem() + Self::WEIGHTS + (2 * half + of_queries as u32) * 256
     }
 
-    /// u of pending token `j` and row `row` of `warp`, of so many bytes each. 8 rows trade places with the token's pair, so that
-    /// tokens 2c of rows r meet in no bank.
+    /// Address of u of pending token `j` and row `row` of `warp`, in elements of `bytes` bytes. Groups of 8 rows are swizzled by
+    /// the token's pair, so that tokens 2c of rows r have no bank conflicts.
     pub fn update(warp: u32, j: u32, row: u32, bytes: u32) -> u32 {
         let element = (j * B::ROWS + row) ^ (j / 2 % 4 * 8);
         Self::values(Set::Previous, warp) + bytes * element
     }
 
-    /// `[K]` f32 of pending token `j`: log α, then e to the sum of those of the tokens behind it.
+    /// Address of `[K]` f32 for pending token `j`: log α, then the decay over the tokens after it.
     pub fn log_decays(j: u32) -> u32 {
         dynamic_shared_mem() + Self::LOG_DECAYS + j * 4 * B::K
     }

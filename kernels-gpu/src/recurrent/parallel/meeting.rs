@@ -1,17 +1,17 @@
-//! Where workers and solver wait for each other, and for no more than they need: workers go on once they have left their
-//! tokens to the solver, and the solver once it has left its solution to the workers. Each barrier but that of the
-//! workers is met once in a launch, or in turns by every other set ([`super::sets`]).
+//! Named barriers between workers and solver. Nobody waits longer than necessary: workers continue once they have handed their
+//! tokens to the solver, and the solver continues once it has handed its solution to the workers. Each barrier but that of the
+//! workers is used once in a launch, or alternately by every other set ([`super::sets`]).
 
 use super::map::{Block, Set};
 use crate::device::thread::{arrive_at_barrier, sync_barrier};
 
 const WORKERS: u32 = 1;
-/// And the next one, for the other set.
+/// And the next number, for the other set.
 const TOKENS: u32 = 2;
-/// And the next one, for the other set.
+/// And the next number, for the other set.
 const SOLUTIONS: u32 = 4;
 
-/// The threads of all workers and the solver.
+/// Threads of all workers and the solver.
 const fn block<B: Block>() -> u32 {
     32 * (B::WARPS + 1)
 }
@@ -22,8 +22,8 @@ pub fn workers<B: Block>() {
     sync_barrier(WORKERS, 32 * B::WARPS);
 }
 
-/// Workers: the solver may read what it needs of the tokens of `set`. Behind [`workers`], not before it: racecheck sees
-/// hazards where a warp arrives at one barrier and then waits at another.
+/// Workers: the solver may read its inputs from the tokens of `set`. Call it after [`workers`], not before: racecheck reports
+/// hazards if a warp arrives at one barrier and then waits at another.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn leave_tokens<B: Block>(set: Set) {
     arrive_at_barrier(TOKENS + set.place(), block::<B>());

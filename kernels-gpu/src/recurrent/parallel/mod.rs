@@ -1,4 +1,4 @@
-//! Verify, update, commit and resume on the tensor cores; steps are those of the operators' headers.
+//! Verify, update, commit and resume on the tensor cores; comments cite the steps of the operators' headers.
 
 mod around;
 pub(crate) mod channels;
@@ -34,13 +34,14 @@ use sets::run_sets;
 use state::{StateRows, mask};
 use worker::Worker;
 
-/// Up to 8 tokens and 8 previous ones on K-last states of 16 bits (`S` = [`B16`](crate::state::B16)), up to 16 and 16 on any states
-/// (`S` = [`F32`](crate::state::F32), as they are in shared memory): `WARPS` warps of `TILES16` tiles of 16 rows of S, and the solver.
+/// Up to 8 new and 8 previous tokens on 16-bit K-last states (`S` = [`B16`](crate::state::B16)); up to 16 and 16 on any states
+/// (`S` = [`F32`](crate::state::F32), their type in shared memory): `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
+/// solver.
 pub struct Parallel<G, S, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<(G, S)>,
 );
 
-/// The description of a kernel of `family` in such blocks, with so many bytes of shared memory.
+/// The description of a kernel of `family` with blocks `B`, with `shared_bytes` bytes of shared memory.
 pub(crate) const fn description<B: Block>(family: Family, shared_bytes: u32) -> Description {
     let threads = 32 * (B::WARPS + 1);
     let computes = Computes::new(family, Some(B::PER_CHANNEL), [B::K, B::V]);
@@ -138,7 +139,8 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
     const WIDENS: bool = S::BYTES == 4;
 }
 
-/// A block's part of a step whose tokens are computed at once: its row, the row's tokens, and what is around the recurrence.
+/// A block's part of a step whose tokens are computed together: its row, the row's tokens, and the convolution and norm around
+/// the recurrence.
 pub(crate) struct RowStep<'a, A> {
     pub c: StepConstants,
     pub params: &'a StepParams,
@@ -149,7 +151,7 @@ pub(crate) struct RowStep<'a, A> {
 }
 
 impl<'a, A> RowStep<'a, A> {
-    /// The part of the block that has `row`.
+    /// The part of the block for `row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn new(c: StepConstants, params: &'a StepParams, row: Row, around: A) -> Self {
         Self {
@@ -178,7 +180,7 @@ impl<'a, A> RowStep<'a, A> {
         self.around.live(&self.c, self.params) && self.tokens.live && previous_live
     }
 
-    /// The solver: GDN's tokens of both sets come together.
+    /// The solver. GDN's tokens of both sets arrive together.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn solve<B: Block, const TILES16: usize>(&self)
     where
@@ -232,8 +234,7 @@ impl<'a, A> RowStep<'a, A> {
             let is_f16 = worker.state_f16 && meets_state;
             Tokens8::new::<B>(operand, element(operand), is_f16)
         };
-        // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
-        // reads.
+        // SAFETY: the caller's promise; each part of shared memory is written before the barrier that precedes its reads.
         unsafe {
             let drafts = A::load_drafts(self);
             let previous = self.previous.as_ref().map(|previous| {
@@ -267,7 +268,7 @@ impl<'a, A> RowStep<'a, A> {
                 slots.start::<B::State>(c, self.params, head),
                 slots.is_fresh(),
             );
-            // A resume, and accesses to states that are not wide, have no registers left for them meanwhile.
+            // A resume, and narrow accesses to states, leave no registers for them here.
             let mut scales = None;
             if c.previous_tokens == 0 && c.wide_state != 0 {
                 scales = Some(A::load_scales(self, &worker));
@@ -287,7 +288,7 @@ impl<'a, A> RowStep<'a, A> {
             } else {
                 if !made && let Some(inputs) = &previous {
                     worker.store_tokens(c, Operand::PreviousKey, inputs.keys, inputs.count);
-                    // f16 parts are made of what is tame.
+                    // f16 parts are made from tokens that are in range already.
                     if !worker.state_f16 && worker.are_wild(c, Set::Previous) {
                         rarely();
                         worker.tame_stored(c, Set::Previous);

@@ -1,9 +1,9 @@
-//! More than 8 new or previous tokens, and states of 16 bits that are f32 in shared memory: sets of 8 tokens, one after the other, the
-//! previous ones first. S stays in shared memory, and is advanced there by a set before the next one meets it.
+//! Sets of 8 tokens, one after the other, the previous ones first: for more than 8 new or previous tokens, and for 16-bit states
+//! that are f32 in shared memory. S stays in shared memory; each set advances it there before the next set reads it.
 //!
-//! With f32 states results have the bits of as many launches of one set each. A state of 16 bits is rounded where it is written, and
-//! not from set to set. GDN's solver is a set ahead: a set is stored while the one before it is
-//! computed. KDA's teams have room for one set.
+//! With f32 states, results are bit-identical to those of separate launches of one set each. A 16-bit state is rounded where it
+//! is written, not between sets. GDN's solver is one set ahead: a set is stored while the previous one is computed. KDA's teams
+//! have room for one set.
 
 use super::fragments::Tokens8;
 use super::gates::GateInputs;
@@ -24,13 +24,13 @@ use crate::row::Row;
 use crate::state::{B16, Head, Shape};
 use crate::step::{StepConstants, StepParams};
 
-/// Sets of so many tokens.
+/// Number of sets of `tokens` tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sets_of(tokens: u32) -> u32 {
     tokens.div_ceil(TOKENS)
 }
 
-/// Where set `i` lies.
+/// The places of set `i` in the map.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn set<B: Block>(i: u32) -> Set {
     if B::PER_CHANNEL || i.is_multiple_of(2) {
@@ -40,7 +40,7 @@ fn set<B: Block>(i: u32) -> Set {
     }
 }
 
-/// The body of a launch that may have more than 8 new or previous tokens.
+/// The kernel body of a launch that may have more than 8 new or previous tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn run_sets<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
@@ -57,13 +57,13 @@ pub(super) unsafe fn run_sets<B: Block, A: Around<B, TILES16>, const TILES16: us
 }
 
 impl<A> RowStep<'_, A> {
-    /// All sets.
+    /// Number of sets, previous and new.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sets(&self) -> u32 {
         sets_of(self.c.previous_tokens) + sets_of(self.c.tokens)
     }
 
-    /// The tokens of set `i`, and how many there are to be read; none of those behind the last.
+    /// The tokens of set `i`, and how many of them exist; none past the last set.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn set(&self, i: u32) -> (Tokens, u32) {
         let of_previous = sets_of(self.c.previous_tokens);
@@ -102,7 +102,7 @@ impl<A> RowStep<'_, A> {
         }
     }
 
-    /// Whether the launch leaves a live row as it is: one without tokens, whose state stays where it is.
+    /// Whether the launch leaves a live row unchanged: one without tokens, whose state stays in its slot.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn is_idle<B: Block, const TILES16: usize>(&self) -> bool
     where
@@ -113,7 +113,7 @@ impl<A> RowStep<'_, A> {
         self.tokens.are_none(c) && !moves
     }
 
-    /// As [`Self::solve`], set by set.
+    /// [`Self::solve`], set by set.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn solve_sets<B: Block, const TILES16: usize>(&self)
     where
@@ -122,7 +122,7 @@ impl<A> RowStep<'_, A> {
         let (c, mut gates, mut count, mut i) = (&self.c, GateInputs::NONE, 0, 0);
         // Each turn loads the gates of a set, and solves the one before it.
         while i < self.sets() + 1 {
-            // So that no turn is a copy of its own.
+            // Keeps the compiler from specializing a turn.
             let at = unknown(i);
             let (tokens, there) = self.set(at);
             let next = GateInputs::load::<B>(c, self.params, self.row, &tokens, there);
@@ -140,14 +140,13 @@ impl<A> RowStep<'_, A> {
         }
     }
 
-    /// Whether a set is loaded while another one is computed. KDA, and accesses to single elements, have no registers left for a set
-    /// meanwhile.
+    /// Whether a set is loaded while another one is computed. KDA, and narrow accesses, leave no registers for it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn loads_early<B: Block>(&self) -> bool {
         !B::PER_CHANNEL && self.c.wide_io != 0
     }
 
-    /// As [`Self::work`], set by set. The state of a row without tokens goes through all of them, as it is.
+    /// [`Self::work`], set by set. The state of a row without tokens passes through all turns unchanged.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn work_sets<B: Block, const TILES16: usize>(&self)
     where
@@ -156,7 +155,7 @@ impl<A> RowStep<'_, A> {
         let c = &self.c;
         let worker = Worker::<B, TILES16>::new(c, self.row.tile);
         let (of_previous, sets) = (sets_of(c.previous_tokens), self.sets());
-        // How many turns behind its loads a set is computed: GDN's solver works meanwhile.
+        // Number of turns between a set's loads and its computation: GDN's solver works meanwhile.
         let behind = if B::PER_CHANNEL { 1 } else { 2 };
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its reads.
         unsafe {
@@ -164,11 +163,11 @@ impl<A> RowStep<'_, A> {
             let [start, write] = self.heads::<B, TILES16>();
             let is_early = self.loads_early::<B>();
             let mut inputs = Inputs::NONE;
-            // Each turn loads a set, stores the one before it, and computes one that is stored. Sets that are not loaded early are
+            // Each turn loads a set, stores the previous one, and computes a stored one. Sets that are not loaded early are
             // loaded in the turn that stores them.
             let mut i = 0;
             while i < sets + behind {
-                // So that no turn is a copy of its own.
+                // Keeps the compiler from specializing a turn.
                 let at = unknown(i);
                 let loaded = if is_early { at } else { at.saturating_sub(1) };
                 let (tokens, there) = self.set(loaded);
@@ -220,8 +219,8 @@ impl<A> RowStep<'_, A> {
         }
     }
 
-    /// Computes set `i`, which is stored: the outputs of new tokens, and the state behind it, which `stays` for the next set, or is
-    /// written to `write`, or both.
+    /// Computes stored set `i`: the outputs of new tokens, and the state after the set, which `stays` in shared memory for the
+    /// next set, is written to `write`, or both.
     ///
     /// # Safety
     /// The head is a live state.
@@ -291,10 +290,10 @@ impl<A> RowStep<'_, A> {
         }
     }
 
-    /// Stores GDN's tokens of a set, which the solver may then read.
+    /// Stores a set of GDN's tokens, and hands them to the solver.
     ///
     /// # Safety
-    /// Nobody reads of the set before in its place.
+    /// Nobody still reads the previous set in these places.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_set<B: Block, const TILES16: usize>(
         &self,

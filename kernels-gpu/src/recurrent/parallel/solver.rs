@@ -1,5 +1,5 @@
-//! The warp that works on tokens alone: gates, Gram matrices and the triangular solution, in f32, while the state is on
-//! its way. It sees no row of S.
+//! The warp that works on tokens alone: gates, Gram matrices and the triangular solution, in f32, while the state is being
+//! copied. It reads no row of S.
 
 use super::fragments::{TokenFragment, Tokens8};
 use super::gates::{GateInputs, Gates};
@@ -19,20 +19,20 @@ struct Gram {
     keys: [f32; 2],
     /// q · k
     queries: [f32; 2],
-    /// k̂ = k · this, of token r, 2c and 2c + 1
+    /// Norm factors of k (k̂ = k · factor) of tokens r, 2c and 2c + 1.
     key_norms: [f32; 3],
-    /// q̂ = q · this, of token r
+    /// Norm factor of q (q̂ = q · factor) of token r.
     query_norm: f32,
-    /// The norms of tokens t are in lane 4t + t/2.
+    /// Norm factors of k and q; those of token t are valid in lane 4t + t/2.
     own_norms: [f32; 2],
-    /// The inverse powers of k and q of token r: 1 but for KDA with f16 states.
+    /// The inverse powers of two of k and q of token r: 1 except for KDA with f16 states.
     own_inverses: [f32; 2],
 }
 
-/// K / 32 at most.
+/// Maximum of K / 32.
 pub const MOST_FRAGMENTS: usize = 4;
 
-/// Pair by pair.
+/// Sums the parts, pair by pair.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sum(parts: [[f32; 4]; MOST_FRAGMENTS]) -> [f32; 4] {
     let [a, b, c, d] = parts;
@@ -41,14 +41,14 @@ pub fn sum(parts: [[f32; 4]; MOST_FRAGMENTS]) -> [f32; 4] {
     sum
 }
 
-/// The value that the lane of token `t` on the diagonal has.
+/// `value` of the lane that holds token `t`'s diagonal element.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn of_diagonal(value: f32, t: u32) -> f32 {
     warp_shuffle_idx(value, 4 * t + t / 2)
 }
 
 impl Gram {
-    /// From the tokens themselves.
+    /// Computes the products from the tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_tokens<B: Block>(c: &StepConstants, set: Set) -> Self {
         let is_f16 = Map::<B>::is_f16(c);
@@ -93,7 +93,7 @@ impl Gram {
         Self::new(c, [keys, queries], query, [1.0; 2])
     }
 
-    /// From what the teams have found, decayed channel by channel.
+    /// Loads the teams' products, decayed channel by channel.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn of_columns<B: Block>(c: &StepConstants, set: Set) -> Self {
         let (r, s) = (lane_id() / 4, lane_id() % 4 * 2);
@@ -131,7 +131,7 @@ impl Gram {
         Self::with_norms([keys, queries], own_norms, own_inverses)
     }
 
-    /// The norms are those of token r, in lane 4r + r/2 at least.
+    /// `own_norms` are those of token r, valid at least in lane 4r + r/2.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn with_norms(
         [keys, queries]: [[f32; 2]; 2],
@@ -150,11 +150,11 @@ impl Gram {
     }
 }
 
-/// Solves for δ of the tokens of `set`, of which `count` are there, and stores the [`super::map::Solution`]. All lanes
-/// of the warp call it.
+/// Solves for δ of the tokens of `set`, of which `count` exist, and stores the [`super::map::Solution`]. All lanes of the warp
+/// call it.
 ///
 /// # Safety
-/// The tokens are in shared memory, and the solution and the scratch are this warp's to write.
+/// The tokens are in shared memory, and this warp may write the solution and the scratch.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, count: u32) {
     let gates = inputs.values::<B>(c, count);
@@ -164,7 +164,7 @@ pub unsafe fn solve<B: Block>(c: &StepConstants, inputs: GateInputs, set: Set, c
         Gram::of_tokens::<B>(c, set)
     };
     store_factors::<B>(c, &gram, gates, set);
-    // The matrices of the set before have been read.
+    // The previous set's matrices have been read.
     sync_warp(FULL_MASK);
     store_matrices::<B>(&gram, gates, set);
     sync_warp(FULL_MASK);
@@ -203,7 +203,7 @@ unsafe fn store_factors<B: Block>(c: &StepConstants, gram: &Gram, gates: Gates, 
 }
 
 /// (a): M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s, and the scores e^(g_r − g_s) q̂_r·k̂_s for r ≥ s; else 0. The decay is
-/// one exponential of a difference, so that no pair of a vanishing and an overflowing one makes a NaN.
+/// one exponential of a difference, because the product of a vanishing and an overflowing one could be NaN.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
     let (r, column) = (lane_id() / 4, lane_id() % 4 * 2);
@@ -238,14 +238,14 @@ unsafe fn load_row(matrix: u32, row: usize) -> [f32; 8] {
     [a, b, c, d, e, f, g, h].map(f32::from_bits)
 }
 
-/// (a), (d): T = (I − M)⁻¹ diag(β), a column to a lane, and W = scores · T.
+/// (a), (d): T = (I − M)⁻¹ diag(β), one column per lane, and W = scores · T.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn substitute<B: Block>(gates: Gates, set: Set) {
     let solution = Map::<B>::solution(set);
     let column = lane_id() % 8;
     let mut t = [0.0; 8];
     let mut m = [[0.0; 8]; 8];
-    // SAFETY: the caller's promise; lanes 8.. repeat what lanes 0..8 do, and store nothing.
+    // SAFETY: the caller's promise; lanes 8.. repeat the work of lanes 0..8, and store nothing.
     unsafe {
         each!(i in 0..8 => {
             m[i] = load_row(Map::<B>::predictions(), i);

@@ -1,4 +1,5 @@
-//! The state: from global memory to the warp that owns its rows, and back. [`StateRows`] has what depends on its element.
+//! Transfer of the state between global memory and the warp that owns its rows. [`StateRows`] has the parts that depend on its
+//! element type.
 
 use super::fragments::{Fragment, Split, SplitMatrix, Steps, TokenFragment, Tokens8};
 use super::map::{Block, Map, Set};
@@ -11,20 +12,21 @@ use crate::device::warp::{FULL_MASK, lane_id, sync_warp, warp_shuffle_idx, warp_
 use crate::math::each::each;
 use crate::state::{B16, Head, Share, StateElement};
 
-/// A fragment of S of a block's warps.
+/// A fragment of S in a block's warps.
 pub(crate) type StateFragment<B> = <<B as Block>::State as StateRows>::Fragment;
 
-/// Rows of S that a warp owns, by their elements in shared memory: 16 bits, K-last; or f32 in either layout ([`super::state_f32`]).
+/// Rows of S that a warp owns, by their elements in shared memory: 16-bit, K-last; or f32 in either layout
+/// ([`super::state_f32`]).
 pub(crate) trait StateRows: StateElement {
     /// 32 channels of 16 rows of S, 8 channels of rows r and r + 8 to a lane.
     type Fragment: Copy;
     /// A fragment as the left factor of a product.
     type Factors: Copy;
 
-    /// Starts copying the warp's rows of S to shared memory; of a `fresh` row they are zeros.
+    /// Starts copying the warp's rows of S to shared memory; stores zeros for a `fresh` row.
     ///
     /// # Safety
-    /// The head is a live state, where the row is not fresh.
+    /// The head is a live state unless the row is fresh.
     unsafe fn copy<B: Block<State = Self>, const TILES16: usize>(
         worker: &Worker<B, TILES16>,
         head: Head,
@@ -34,7 +36,7 @@ pub(crate) trait StateRows: StateElement {
     /// This lane's part of a fragment of a tile.
     ///
     /// # Safety
-    /// The warp's copies of the state have been waited for.
+    /// The warp has waited for its copies of the state.
     unsafe fn load<B: Block<State = Self>, const TILES16: usize>(
         worker: &Worker<B, TILES16>,
         tile: usize,
@@ -46,7 +48,7 @@ pub(crate) trait StateRows: StateElement {
     /// `sum` + S · tokensᵀ.
     fn product(sum: [f32; 4], state: Self::Factors, tokens: TokenFragment) -> [f32; 4];
 
-    /// (e) on a fragment; `state` itself, to the bit, where `moved` is 0.
+    /// (e) on a fragment; returns `state` unchanged, bit for bit, if `moved` is 0.
     fn advance(
         steps: Steps,
         state: (Self::Fragment, bool),
@@ -55,7 +57,7 @@ pub(crate) trait StateRows: StateElement {
         moved: u32,
     ) -> Self::Fragment;
 
-    /// Bytes from the f32 of this lane's first channel of a fragment to that of its fifth, and of a lane to that of the next.
+    /// Bytes between the f32 of a lane's first and fifth channel of a fragment, and between neighbouring lanes.
     const CHANNELS: [u32; 2];
 
     /// Stores a fragment of a tile.
@@ -69,10 +71,10 @@ pub(crate) trait StateRows: StateElement {
         next: Self::Fragment,
     );
 
-    /// Leaves a fragment of a tile where [`Self::load`] finds it.
+    /// Stores a fragment of a tile in shared memory, where [`Self::load`] finds it.
     ///
     /// # Safety
-    /// The warp's copies of the state have been waited for.
+    /// The warp has waited for its copies of the state.
     unsafe fn leave<B: Block<State = Self>, const TILES16: usize>(
         worker: &Worker<B, TILES16>,
         at: (usize, usize),
@@ -90,11 +92,11 @@ pub(crate) trait StateRows: StateElement {
         fragments: [Self::Fragment; 2],
     );
 
-    /// [`Self::copy`] from 16-bit elements, which [`Self::widen_rows`] then turns into those of S. This function and the next ones are
-    /// called only where the pool's elements are not those of S ([`Worker::widens`]).
+    /// [`Self::copy`] from 16-bit elements, which [`Self::widen_rows`] then converts to those of S. This and the following
+    /// functions are called only if the pool's elements differ from those of S ([`Worker::widens`]).
     ///
     /// # Safety
-    /// As [`Self::copy`]'s.
+    /// As for [`Self::copy`].
     unsafe fn copy_narrow<B: Block<State = Self>, const TILES16: usize>(
         _: &Worker<B, TILES16>,
         _: Head,
@@ -102,13 +104,13 @@ pub(crate) trait StateRows: StateElement {
     ) {
     }
 
-    /// Turns the warp's rows, as [`Self::copy_narrow`] has brought them, into elements of S.
+    /// Converts the warp's rows, as copied by [`Self::copy_narrow`], to elements of S.
     ///
     /// # Safety
-    /// The warp's copies of the state have been waited for.
+    /// The warp has waited for its copies of the state.
     unsafe fn widen_rows<B: Block<State = Self>, const TILES16: usize>(_: &Worker<B, TILES16>) {}
 
-    /// A fragment with the values that [`Self::store_narrow`] stores.
+    /// A fragment rounded as [`Self::store_narrow`] stores it.
     fn rounded<B: Block<State = Self>, const TILES16: usize>(
         _: &Worker<B, TILES16>,
         fragment: Self::Fragment,
@@ -119,7 +121,7 @@ pub(crate) trait StateRows: StateElement {
     /// [`Self::store`] as 16-bit elements, rounded.
     ///
     /// # Safety
-    /// As [`Self::store`]'s.
+    /// As for [`Self::store`].
     unsafe fn store_narrow<B: Block<State = Self>, const TILES16: usize>(
         _: &Worker<B, TILES16>,
         _: Head,
@@ -129,26 +131,26 @@ pub(crate) trait StateRows: StateElement {
     }
 }
 
-/// (e): what makes G S₀ + Σ δ k̂ᵀ of S₀.
+/// (e): the operands of G S₀ + Σ δ k̂ᵀ.
 pub struct Advance<const TILES16: usize> {
     /// δ as factors of k.
     steps: [Steps; TILES16],
     decays: Decays,
     keys: Tokens8,
-    /// All ones if there is any token: none leaves the state as it is, to the bit. See [`mask`].
+    /// All ones if there is any token, else 0: the state then stays unchanged, bit for bit. See [`mask`].
     moved: u32,
     state_f16: bool,
 }
 
-/// All ones where `is`, else 0, out of a shuffle: docs/compiler.md, Masks. For [`Worker::advance_by`]. All lanes of the warp call it with
-/// the same condition.
+/// All ones if `is`, else 0, from a shuffle: docs/compiler.md, Masks. For [`Worker::advance_by`]. All lanes of the warp call it
+/// with the same condition.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn mask(is: bool) -> u32 {
     let mask = if is { u32::MAX } else { 0 };
     warp_shuffle_idx(f32::from_bits(mask), 0).to_bits()
 }
 
-/// The decay of S₀ up to the last token, Γ.
+/// Γ, the decay of S₀ up to the last token.
 pub enum Decays {
     Head(f32),
     /// `[K]` f32 in shared memory, at this address.
@@ -173,10 +175,10 @@ impl Decays {
 }
 
 impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
-    /// Starts copying the warp's rows of S to shared memory; of a `fresh` row they are zeros.
+    /// Starts copying the warp's rows of S to shared memory; stores zeros for a `fresh` row.
     ///
     /// # Safety
-    /// The head is a live state, where the row is not fresh.
+    /// The head is a live state unless the row is fresh.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy_state(&self, head: Head, fresh: bool) {
         B::State::copy(self, head, fresh);
@@ -195,7 +197,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         B::State::load(self, tile, fragment)
     }
 
-    /// (c), and what turns S₀ into the state after the tokens of `set`; where `moved` is 0, into S₀.
+    /// (c), and the operands that advance S₀ over the tokens of `set`; if `moved` is 0, S₀ stays.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_by(
         &self,
@@ -225,7 +227,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Fragment `fragment` of `tile` of the advanced state, of which `state` is that before.
+    /// Fragment `fragment` of `tile` of the advanced state; `state` is the fragment before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn advance_fragment(
         advance: &Advance<TILES16>,
@@ -241,7 +243,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         B::State::advance(advance.steps[tile], state, decays, keys, advance.moved)
     }
 
-    /// Advances S₀, whose copies have been waited for, and stores it.
+    /// Advances S₀ and stores it; its copies have been waited for.
     ///
     /// # Safety
     /// The head is a live state.
@@ -260,16 +262,16 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// Leaves a fragment of a tile where [`Self::state`] finds it.
+    /// Stores a fragment of a tile in shared memory, where [`Self::state`] finds it.
     ///
     /// # Safety
-    /// The warp's copies of the state have been waited for.
+    /// The warp has waited for its copies of the state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_fragment(&self, tile: usize, fragment: usize, next: StateFragment<B>) {
         B::State::leave(self, (tile, fragment), next);
     }
 
-    /// Stores a fragment of a tile.
+    /// Stores a fragment of a tile to global memory.
     ///
     /// # Safety
     /// The head is a live state.
@@ -290,8 +292,8 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
     /// Chunks of 8 channels of a row of S.
     const CHUNKS: u32 = B::K / 8;
 
-    /// This lane's chunk of whole rows, a row and its place in shared memory, in the `i`-th of the turns in which a warp
-    /// goes through its rows: whole sectors, and lines, of global memory.
+    /// This lane's chunk of whole rows, a row, and its place in shared memory, in the `i`-th turn of a warp's pass over its rows:
+    /// accesses cover whole sectors, and lines, of global memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn of_rows(&self, i: u32) -> (Share, u32, u32) {
         let chunk = lane_id() % Self::CHUNKS;
@@ -307,7 +309,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
 
     const ROW_TURNS: u32 = B::ROWS * Self::CHUNKS / 32;
 
-    /// Address in shared memory of channels 8c .. 8c+8 of a fragment in row 8 `half` + r of a tile: this lane's fragment.
+    /// Shared-memory address of this lane's fragment: channels 8c .. 8c+8 in row 8 `half` + r of a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn fragment(&self, tile: usize, fragment: usize, half: usize) -> u32 {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
@@ -408,12 +410,12 @@ impl StateRows for B16 {
         next: Fragment,
     ) {
         each!(half in 0..2 => {
-            // SAFETY: the caller's promise; the fragment is this lane's alone.
+            // SAFETY: the caller's promise; only this lane accesses the fragment.
             unsafe { store_shared_b128(worker.fragment(tile, fragment, half), next[half]) };
         });
     }
 
-    /// Lanes of neighbouring rows exchange some, so that 8 lanes store 128 bytes of one row.
+    /// Lanes of neighbouring rows exchange words, so that 8 lanes store 128 bytes of one row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_pair<B: Block<State = Self>, const TILES16: usize>(
         worker: &Worker<B, TILES16>,

@@ -1,9 +1,10 @@
-//! States of either layout that are f32 in shared memory; in the pool they are f32, or of 16 bits in a launch of sets
-//! ([`super::sets`]): both are load-time constants.
+//! States of either layout that are f32 in shared memory; in the pool they are f32, or 16-bit in a launch of sets
+//! ([`super::sets`]): layout and pool type are load-time constants.
 //!
-//! A product takes S in two parts of bf16, good to 2⁻¹⁷; the new state is made by additions in f32. A lane holds channels
-//! 4c .. 4c+4 and 16+4c .. 16+4c+4 of a fragment, two vectors of a K-last row. Of a V-last state it takes the 8 channels from as many
-//! rows [`Map::state_of_channel`], word by word: 32 lanes without a conflict of banks, and whole sectors of global memory.
+//! A product takes S as two parts of bf16, with a relative error of 2⁻¹⁷; the new state is computed by additions in f32. A lane
+//! holds channels 4c .. 4c+4 and 16+4c .. 16+4c+4 of a fragment, two vectors of a K-last row. Of a V-last state it takes the 8
+//! channels from 8 rows of [`Map::state_of_channel`], word by word: 32 lanes without bank conflicts, and whole sectors of global
+//! memory.
 
 use super::fragments::{Fragment, Steps, TokenFragment, split};
 use super::map::{Block, Map};
@@ -18,14 +19,14 @@ use crate::device::warp::lane_id;
 use crate::math::each::each;
 use crate::state::{B16, F32, Head, Share, StateElement};
 
-/// Elements of 16 bytes.
+/// Elements in 16 bytes.
 const VECTOR: u32 = F32::VECTOR;
 
 impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
-    /// Turns in which a warp goes through its rows of S, 16 bytes to a lane: whole sectors, and lines, of global memory.
+    /// Turns of a warp's pass over its rows of S, 16 bytes per lane: accesses cover whole sectors, and lines, of global memory.
     const TURNS_OF_STATE: u32 = B::ROWS * B::K / VECTOR / 32;
 
-    /// Element of the head's state of this lane's 16 bytes in turn `i`, and their address in shared memory.
+    /// This lane's 16 bytes in turn `i`: index of the first element in the head's state, and shared-memory address.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn vector(&self, i: u32) -> (u32, u32) {
         let of_row = if self.v_last { B::ROWS } else { B::K } / VECTOR;
@@ -40,7 +41,7 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// The same of a state of 16 bits, half as many turns: the addresses are those of both halves, once they are f32.
+    /// [`Self::vector`] for a 16-bit state, half as many turns: the two addresses are for the halves after conversion to f32.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn narrow_vector(&self, i: u32) -> (u32, [u32; 2]) {
         let of_row = if self.v_last { B::ROWS } else { B::K } / B16::VECTOR;
@@ -58,14 +59,14 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Channel, and row of the warp's, of element `i` of this lane's part of a fragment, of rows 8 `half` + r of a tile.
+    /// Channel, and row among the warp's rows, of element `i` of this lane's part of a fragment, for rows 8 `half` + r of a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn place((tile, fragment): (usize, usize), half: usize, i: usize) -> (u32, u32) {
         let channel = lane_share(fragment).first + lane_share(fragment).column::<F32>(i);
         (channel, (16 * tile + 8 * half) as u32 + lane_id() / 4)
     }
 
-    /// Address in shared memory of element `i` of this lane's part of a fragment of a V-last state, in rows 8 `half` + r of a tile.
+    /// Shared-memory address of element `i` of this lane's part of a fragment of a V-last state, for rows 8 `half` + r of a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn word(&self, at: (usize, usize), half: usize, i: usize) -> u32 {
         let (channel, row) = Self::place(at, half, i);
@@ -73,7 +74,7 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
         place + row % VECTOR * 4
     }
 
-    /// A lane's part of a row of a fragment as the 16-bit elements of the pool, in pairs.
+    /// A lane's part of a row of a fragment as 16-bit elements of the pool, packed in pairs.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pairs(&self, row: [f32; 8]) -> [u32; 4] {
         let mut pairs = [0; 4];
@@ -81,7 +82,8 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
         pairs
     }
 
-    /// Address in shared memory of elements 4 `i` .. of this lane's part of a fragment of a K-last state, in row 8 `half` + r of a tile.
+    /// Shared-memory address of elements 4 `i` .. 4 `i` + 4 of this lane's part of a fragment of a K-last state, for rows 8
+    /// `half` + r of a tile.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn vector_of(&self, (tile, fragment): (usize, usize), half: usize, i: usize) -> u32 {
         let row = (16 * tile + 8 * half) as u32 + lane_id() / 4;
@@ -216,7 +218,7 @@ impl StateRows for F32 {
     ) {
         each!(half in 0..2 => {
             let words = next[half].map(f32::to_bits);
-            // SAFETY: the caller's promise; the words are this lane's alone.
+            // SAFETY: the caller's promise; only this lane accesses the words.
             unsafe {
                 if worker.v_last {
                     each!(i in 0..8 => store_shared_b32(worker.word(at, half, i), words[i]));
@@ -266,7 +268,7 @@ impl StateRows for F32 {
         worker: &Worker<B, TILES16>,
     ) {
         each!(i in 0..Worker::<B, TILES16>::TURNS_OF_STATE / 2 => {
-            // SAFETY: the caller's promise; these 32 bytes are this lane's.
+            // SAFETY: the caller's promise; only this lane accesses these 32 bytes.
             unsafe {
                 let (_, [first, second]) = worker.narrow_vector(i);
                 let values = load_shared_b128(first)

@@ -1,4 +1,4 @@
-//! A warp that owns some tiles of 16 rows of S. Its products, from S to o, never leave the four lanes of a row.
+//! A warp that owns some tiles of 16 rows of S. Its products, from S to o, stay within the four lanes of a row.
 
 use core::marker::PhantomData;
 
@@ -14,7 +14,7 @@ use crate::math::each::each;
 use crate::math::elements::Raw;
 use crate::step::StepConstants;
 
-/// Products of a warp's tiles with 8 tokens: rows r and r + 8, tokens 2c and 2c + 1.
+/// Products of a warp's tiles with 8 tokens: a lane has rows r and r + 8, tokens 2c and 2c + 1.
 pub type Products<const TILES16: usize> = [[f32; 4]; TILES16];
 
 /// This warp.
@@ -27,9 +27,9 @@ pub struct Worker<B, const TILES16: usize> {
     pub wide_state: bool,
     /// The state in shared memory is f16, not bf16.
     pub state_f16: bool,
-    /// The state in shared memory is V-last; one of 16 bits there is not.
+    /// The state in shared memory is V-last; never true for 16-bit states.
     pub v_last: bool,
-    /// The state is f32 in shared memory, and of 16 bits in the pool.
+    /// The state is f32 in shared memory, and 16-bit in the pool.
     pub widens: bool,
     /// The state in the pool is f16, not bf16.
     pub pool_f16: bool,
@@ -58,7 +58,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// S₀ · kᵀ.
     ///
     /// # Safety
-    /// The tokens are in shared memory, and the state on its way.
+    /// The tokens are in shared memory, and the copies of the state have been started.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn key_products(&self, keys: Tokens8) -> Products<TILES16> {
         Self::wait_for_state();
@@ -73,11 +73,10 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         products
     }
 
-    /// S · kᵀ and S · qᵀ, where S is what `state` makes of each tile and fragment of S₀. [`Self::FRAGMENTS`] is the number of
-    /// `fragments`.
+    /// S · kᵀ and S · qᵀ, where S is `state` of each tile and fragment of S₀. `fragments` is [`Self::FRAGMENTS`].
     ///
     /// # Safety
-    /// As [`Self::key_products`]'s.
+    /// As for [`Self::key_products`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn products(
         &self,
@@ -100,14 +99,14 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         [sk, sq]
     }
 
-    /// Token, and the warp's row, of element `i` of a product with `tile`.
+    /// Token, and row among the warp's rows, of element `i` of a product with `tile`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn place_of(tile: usize, i: usize) -> (u32, u32) {
         let t = lane_id() % 4 * 2 + i as u32 % 2;
         (t, 16 * tile as u32 + 8 * (i as u32 / 2) + lane_id() / 4)
     }
 
-    /// (b): v − S k̂ of every tile, ready for products.
+    /// (b): v − S k̂ of every tile, as factors of products.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn residuals(
         &self,
@@ -129,7 +128,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         residuals
     }
 
-    /// (d): o of the tokens of `set`, from v − S k̂ and S · qᵀ, put in the place of their values. All lanes of the warp call it.
+    /// (d): o of the tokens of `set`, from v − S k̂ and S · qᵀ, stored in place of their values. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn outputs(&self, set: Set, residuals: &[Split; TILES16], sq: &Products<TILES16>) {
         let solution = Map::<B>::solution(set);
@@ -152,7 +151,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     }
 }
 
-/// One element in shared memory.
+/// Loads one element from shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_value(address: u32, element: u32) -> f32 {
     let bits = if element == Element::F32 as u32 {
@@ -164,7 +163,7 @@ pub unsafe fn load_value(address: u32, element: u32) -> f32 {
     value
 }
 
-/// Elements of an `[8]` of tokens 2c and 2c + 1.
+/// Loads the elements of an `[8]` for tokens 2c and 2c + 1.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn token_factors(address: u32) -> [f32; 2] {
     load_shared_b64(address + lane_id() % 4 * 8).map(f32::from_bits)
