@@ -710,7 +710,7 @@ impl Spec {
     }
 
     /// Size of the elements of q and k. In a prefill whose kernel does not normalise, keys are shorter than 1: with β = 2 a longer
-    /// key lets the state grow, and cancellation within a chunk grows with it (docs/prefill.md, "Range").
+    /// key lets the state grow, and cancellation within a chunk grows with it (docs/prefill.md, "What f16 does not hold").
     fn qk_size(&self) -> f32 {
         let size = match self.magnitude {
             Magnitude::Tiny => 1e-3 / (self.dim as f32).sqrt(),

@@ -106,7 +106,7 @@ pub fn specs(family: Family, most: usize) -> BoxedStrategy<Spec> {
         if !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Large) && several {
             spec.magnitude = Magnitude::Usual;
         }
-        // If the kernel does not normalise, the products of small q and k are below the range of f16 (docs/prefill.md, "Range").
+        // If the kernel does not normalise, the products of small q and k are below the range of f16 (docs/prefill.md, "What f16 does not hold").
         if family.is_chunked() && !spec.options.qk_l2norm && matches!(magnitude, Magnitude::Tiny) {
             spec.magnitude = Magnitude::Usual;
         }
