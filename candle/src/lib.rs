@@ -51,9 +51,11 @@ pub mod step;
 
 pub use functions::{commit, flush, gdn, gdn_varlen, kda, kda_varlen, layer};
 pub use gated_delta;
-pub use gated_delta::{Activation, BetaScale, Formulation, HeadMap, KdaBeta, Options, StateLayout};
+pub use gated_delta::{
+    Activation, BetaScale, Formulation, HeadMap, KdaBeta, Operator, Options, StateLayout,
+};
 pub use modules::{GatedDeltaNet, GdnConfig, KdaConfig, KimiDeltaAttention, Verified};
-pub use pool::{DraftRows, LayerShape, LayerStates, NO_SLOT, Operator, Row, Rows, StatePool};
+pub use pool::{DraftRows, LayerShape, LayerStates, NO_SLOT, Row, Rows, StatePool};
 #[cfg(feature = "simulator")]
 pub use simulator::on_simulator;
 pub use step::{

@@ -3,22 +3,13 @@
 use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Result, Tensor};
-use gated_delta::{MAX_TOKENS, Options, StateLayout};
+use gated_delta::{MAX_TOKENS, Operator, Options, StateLayout};
 
 use crate::error::bail;
 use crate::step::{Commit, Convolution, Gates, GdnGates, KdaDecay, KdaGates, States, Stored};
 
 /// A slot number for no slot. A row with it is inactive, and a checkpoint with it is not kept.
 pub const NO_SLOT: u32 = u32::MAX;
-
-/// Operator of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operator {
-    /// Gated DeltaNet.
-    Gdn,
-    /// Kimi Delta Attention.
-    Kda,
-}
 
 /// Heads and dims of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,14 +11,7 @@ use gated_delta::{
     KdaDecay, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
 };
 
-/// The recurrence: Gated DeltaNet or Kimi Delta Attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operator {
-    /// One decay per value head.
-    Gdn,
-    /// One decay per key channel.
-    Kda,
-}
+pub use gated_delta::Operator;
 
 /// Value head dim V of the kernels with key head dim K = `key_dim`.
 #[must_use]

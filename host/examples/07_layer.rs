@@ -6,10 +6,10 @@ mod common;
 
 use anyhow::{Result, ensure};
 use common::engine::{Buffer, Engine};
-use common::model::{EPS, Model, Operator, TAPS};
+use common::model::{EPS, Model, TAPS};
 use common::{OUTPUT_TOLERANCE, same_bits, worst};
 use gated_delta::layer::{GdnParameters, Projection, Rows, Weights};
-use gated_delta::{Error, GdnLayer, Options, Tensor, Work};
+use gated_delta::{Error, GdnLayer, Operator, Options, Tensor, Work};
 use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;

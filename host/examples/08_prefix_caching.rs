@@ -6,10 +6,10 @@ mod common;
 
 use anyhow::{Result, ensure};
 use common::engine::{Buffer, Engine};
-use common::model::{EPS, Model, Operator, TAPS};
+use common::model::{EPS, Model, TAPS};
 use common::{OUTPUT_TOLERANCE, same_bits, worst};
 use gated_delta::layer::{KdaParameters, Projection, Rows, Weights};
-use gated_delta::{Error, KdaDecay, KdaLayer, Options, Work};
+use gated_delta::{Error, KdaDecay, KdaLayer, Operator, Options, Work};
 use half::bf16;
 use rand::SeedableRng;
 use rand::rngs::StdRng;

@@ -25,8 +25,8 @@ use crate::error::Error;
 use crate::library::Library;
 use crate::shapes::named;
 use crate::step::{
-    Commit, Convolution, Flush, Formulation, Inputs, Norm, Options, Pending, Previous, StateLayout,
-    States, Step, Stored, Update, Work,
+    Commit, Convolution, Flush, Formulation, Gates, Inputs, Norm, Operator, Options, Pending,
+    Previous, StateLayout, States, Step, Stored, Update, Work,
 };
 use crate::tensor::{DType, Tensor};
 
@@ -86,9 +86,9 @@ impl<'a, P: Parameters<'a>> Layer<'a, P> {
             placed(dtype, &[1, 1, hv, v])?,
         ];
         let of_heads = placed(dtype, &[1, 1, hv])?;
-        let gate = match P::PER_CHANNEL {
-            true => placed(dtype, &[1, 1, hv, k])?,
-            false => of_heads,
+        let gate = match P::Gates::OPERATOR {
+            Operator::Kda => placed(dtype, &[1, 1, hv, k])?,
+            Operator::Gdn => of_heads,
         };
         let token = Projection::new(x, [gate, of_heads], values);
         let rows = Rows::new(placed(DType::I32, &[1])?);

@@ -99,8 +99,8 @@ pub use self_test::SelfTest;
 pub use step::{
     Activation, BetaScale, Checkpoints, Commit, Convolution, Flush, Formulation, Gates, Gdn,
     GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, MAX_BATCH,
-    MAX_TOKENS, Norm, Options, Packed, Pending, Plan, Previous, StateLayout, States, Step, Stored,
-    Work,
+    MAX_TOKENS, Norm, Operator, Options, Packed, Pending, Plan, Previous, StateLayout, States,
+    Step, Stored, Work,
 };
 pub use stream::StreamRef;
 pub use tensor::{DType, DeviceElement, Tensor};

@@ -5,8 +5,9 @@ use candle_nn::VarBuilder;
 use gated_delta::{Activation, BetaScale};
 
 use super::{Projected, Verified, linear, of_rows};
-use crate::pool::{DraftRows, LayerShape, LayerStates, Operator, Rows};
+use crate::pool::{DraftRows, LayerShape, LayerStates, Rows};
 use crate::step::{Commit, Convolution, GdnGates, Norm, States, Stored};
+use gated_delta::Operator;
 
 /// Configuration of a model's layers. Field names of Hugging Face's files are in parentheses.
 #[derive(Clone, Copy, Debug)]

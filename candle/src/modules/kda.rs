@@ -6,8 +6,9 @@ use gated_delta::{Activation, KdaBeta};
 
 use super::{Projected, Verified, linear, of_rows};
 use crate::error::bail;
-use crate::pool::{DraftRows, LayerShape, LayerStates, Operator, Rows};
+use crate::pool::{DraftRows, LayerShape, LayerStates, Rows};
 use crate::step::{Commit, Convolution, KdaDecay, KdaGates, Norm, States, Stored};
+use gated_delta::Operator;
 
 /// Configuration of a model's layers. Field names of Hugging Face's files are in parentheses.
 #[derive(Clone, Copy, Debug)]

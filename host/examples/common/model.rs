@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
+use gated_delta::Operator;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::layer::{self, Layer, LayerOutput, Pools, Projection};
@@ -19,14 +20,6 @@ pub const TAPS: usize = 4;
 
 /// Epsilon of the norm.
 pub const EPS: f32 = 1e-6;
-
-/// Operator of a layer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Operator {
-    Gdn,
-    /// KDA with `KdaDecay::Softplus`.
-    Kda,
-}
 
 /// A layer. The projection's output is a row `[q | k | v | z | b | a]` for every token; KDA has g in place of a.
 pub struct Model {

@@ -55,11 +55,8 @@ pub trait Parameters<'a>: Copy + sealed::Parameters {
 }
 
 pub(super) mod sealed {
-    /// Distinguishes the operators.
-    pub trait Parameters {
-        /// Whether the operator has a decay for each key channel, as KDA does.
-        const PER_CHANNEL: bool;
-    }
+    /// Keeps other crates from implementing [`super::Parameters`].
+    pub trait Parameters {}
 }
 
 /// Parameters of [`GdnGates::raw`].
@@ -105,13 +102,8 @@ impl<'a> KdaParameters<'a> {
     }
 }
 
-impl sealed::Parameters for GdnParameters<'_> {
-    const PER_CHANNEL: bool = false;
-}
-
-impl sealed::Parameters for KdaParameters<'_> {
-    const PER_CHANNEL: bool = true;
-}
+impl sealed::Parameters for GdnParameters<'_> {}
+impl sealed::Parameters for KdaParameters<'_> {}
 
 impl<'a> Parameters<'a> for GdnParameters<'a> {
     type Gates = GdnGates<'a>;

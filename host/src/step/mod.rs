@@ -111,8 +111,8 @@ mod tests;
 pub use args::{
     Activation, BetaScale, Checkpoints, Commit, Convolution, Flush, Formulation, Gates, Gdn,
     GdnCommit, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaCommit, KdaDecay, KdaGates, MAX_PENDING,
-    MAX_PENDING_DRAFTS, MAX_TOKENS, Norm, Options, Packed, Pending, PerToken, Previous, ReadOnly,
-    StateLayout, States, Step, Stored, Update, pending,
+    MAX_PENDING_DRAFTS, MAX_TOKENS, Norm, Operator, Options, Packed, Pending, PerToken, Previous,
+    ReadOnly, StateLayout, States, Step, Stored, Update, pending,
 };
 pub(crate) use argument::{Argument, TENSORS, Unit};
 pub(crate) use gpu::{Gpu, MEASURED_ON, serves};

@@ -63,10 +63,13 @@ fn run<V: Debug>(subject: &str, cases: u32, strategy: &BoxedStrategy<V>, test: &
         let file = file.to_string_lossy().into_owned().leak();
         Box::new(FileFailurePersistence::Direct(file)) as Box<dyn FailurePersistence>
     });
+    let usual = Config::default();
     let config = Config {
         failure_persistence,
         cases: cases * depth(),
-        ..Config::default()
+        max_local_rejects: usual.max_local_rejects * depth(),
+        max_global_rejects: usual.max_global_rejects * depth(),
+        ..usual
     };
     let ran = TestRunner::new(config).run(strategy, |value| {
         test(value);

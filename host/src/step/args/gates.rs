@@ -157,11 +157,28 @@ pub enum KdaBeta {
     Logit,
 }
 
-/// Gates of an operator: [`GdnGates`] or [`KdaGates`].
-pub trait Gates: sealed::Gates {}
+/// Operator of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operator {
+    /// Gated DeltaNet: one decay per value head.
+    Gdn,
+    /// Kimi Delta Attention: one decay per key channel.
+    Kda,
+}
 
-impl Gates for GdnGates<'_> {}
-impl Gates for KdaGates<'_> {}
+/// Gates of an operator: [`GdnGates`] or [`KdaGates`].
+pub trait Gates: sealed::Gates {
+    /// The operator.
+    const OPERATOR: Operator;
+}
+
+impl Gates for GdnGates<'_> {
+    const OPERATOR: Operator = Operator::Gdn;
+}
+
+impl Gates for KdaGates<'_> {
+    const OPERATOR: Operator = Operator::Kda;
+}
 
 pub(crate) mod sealed {
     /// Access to the tensors and the form of gates.

@@ -7,7 +7,7 @@ pub mod pending;
 pub(super) mod states;
 pub(super) mod step;
 
-pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaDecay, KdaGates};
+pub use gates::{BetaScale, Gates, GdnGates, KdaBeta, KdaDecay, KdaGates, Operator};
 pub use layer::{Activation, Convolution, Norm};
 pub use options::{Formulation, HeadMap, Options, StateLayout};
 pub use pending::{Flush, MAX_PENDING, MAX_PENDING_DRAFTS, Pending};
