@@ -1,7 +1,7 @@
 //! Everything a kernel may ask of the machine, with one body for the GPU and one for the simulator.
 //!
-//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU; without the feature `simulator`, `absent.rs`) have the same
-//! functions; this file holds the contract of each, once. Modules and names follow `cuda_std`.
+//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU) have the same functions; this file holds the contract of each, once.
+//! Without the feature `simulator` they panic on a CPU (`absent.rs`). Modules and names follow `cuda_std`.
 //!
 //! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`,
 //! `load_matrices`) must be reached by all the lanes it names: the simulator reports one that is not.
@@ -20,64 +20,86 @@ use absent as backend;
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use sim as backend;
 
+/// Makes functions of these signatures, which are the backend's.
+macro_rules! instructions {
+    () => {};
+    (
+        $(#[$doc:meta])*
+        pub fn $name:ident $(<const $constant:ident: u32>)? ($($argument:ident: $type:ty),*) $(-> $result:ty)?;
+        $($rest:tt)*
+    ) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name $(<const $constant: u32>)? ($($argument: $type),*) $(-> $result)? {
+            call!($name $(<$constant>)? ($($argument),*))
+        }
+
+        instructions! { $($rest)* }
+    };
+    (
+        $(#[$doc:meta])*
+        pub unsafe fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;
+        $($rest:tt)*
+    ) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            call!(unsafe $name($($argument),*))
+        }
+
+        instructions! { $($rest)* }
+    };
+}
+
+#[cfg(any(target_arch = "nvptx64", feature = "simulator"))]
+macro_rules! call {
+    (unsafe $name:ident($($argument:ident),*)) => {
+        // SAFETY: the caller's promise.
+        unsafe { backend::$name($($argument),*) }
+    };
+    ($name:ident $(<$constant:ident>)? ($($argument:ident),*)) => {
+        backend::$name $(::<$constant>)? ($($argument),*)
+    };
+}
+
+#[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
+macro_rules! call {
+    (unsafe $name:ident($($argument:ident),*)) => {
+        call!($name($($argument),*))
+    };
+    ($name:ident $(<$constant:ident>)? ($($argument:ident),*)) => {{
+        let _ = ($($argument,)*);
+        backend::nothing_runs()
+    }};
+}
+
 /// Where a thread is in the grid, and the barrier of its block.
 pub mod thread {
     use super::backend;
 
-    /// Index of this thread in its block.
-    #[inline(always)]
-    pub fn thread_idx_x() -> u32 {
-        backend::thread_idx_x()
-    }
+    instructions! {
+        /// Index of this thread in its block.
+        pub fn thread_idx_x() -> u32;
+        /// Index of this block along x.
+        pub fn block_idx_x() -> u32;
+        /// Index of this block along y.
+        pub fn block_idx_y() -> u32;
+        /// Index of this block along z.
+        pub fn block_idx_z() -> u32;
+        /// Blocks along x.
+        pub fn grid_dim_x() -> u32;
+        /// Waits until every thread of the block is here; orders their shared and global accesses.
+        pub fn sync_threads();
 
-    /// Index of this block along x.
-    #[inline(always)]
-    pub fn block_idx_x() -> u32 {
-        backend::block_idx_x()
-    }
+        /// Waits until `threads` threads of the block, in whole warps, have come to `barrier`, 1 to 15, here or in
+        /// [`arrive_at_barrier`]; then all that these did before is done. All that wait for it do so in one place of the
+        /// program.
+        pub fn sync_barrier(barrier: u32, threads: u32);
 
-    /// Index of this block along y.
-    #[inline(always)]
-    pub fn block_idx_y() -> u32 {
-        backend::block_idx_y()
-    }
-
-    /// Index of this block along z.
-    #[inline(always)]
-    pub fn block_idx_z() -> u32 {
-        backend::block_idx_z()
-    }
-
-    /// Blocks along x.
-    #[inline(always)]
-    pub fn grid_dim_x() -> u32 {
-        backend::grid_dim_x()
-    }
-
-    /// Waits until every thread of the block is here; orders their shared and global accesses.
-    #[inline(always)]
-    pub fn sync_threads() {
-        backend::sync_threads()
-    }
-
-    /// Waits until `threads` threads of the block, in whole warps, have come to `barrier`, 1 to 15, here or in
-    /// [`arrive_at_barrier`]; then all that these did before is done. All that wait for it do so in one place of the
-    /// program.
-    #[inline(always)]
-    pub fn sync_barrier(barrier: u32, threads: u32) {
-        backend::sync_barrier(barrier, threads)
-    }
-
-    /// [`sync_barrier`], and whether `is` holds for any of the threads. All of them wait.
-    #[inline(always)]
-    pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
-        backend::sync_barrier_any(barrier, threads, is)
-    }
-
-    /// Comes to a barrier that others wait for in [`sync_barrier`], and goes on.
-    #[inline(always)]
-    pub fn arrive_at_barrier(barrier: u32, threads: u32) {
-        backend::arrive_at_barrier(barrier, threads)
+        /// [`sync_barrier`], and whether `is` holds for any of the threads. All of them wait.
+        pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool;
+        /// Comes to a barrier that others wait for in [`sync_barrier`], and goes on.
+        pub fn arrive_at_barrier(barrier: u32, threads: u32);
     }
 }
 
@@ -86,16 +108,11 @@ pub mod thread {
 pub mod overlap {
     use super::backend;
 
-    /// Lets the launch behind this one begin, when all blocks have said so or ended.
-    #[inline(always)]
-    pub fn let_next_begin() {
-        backend::let_next_begin()
-    }
-
-    /// Waits until the launch before has ended, whose writes this thread sees then.
-    #[inline(always)]
-    pub fn wait_for_previous() {
-        backend::wait_for_previous()
+    instructions! {
+        /// Lets the launch behind this one begin, when all blocks have said so or ended.
+        pub fn let_next_begin();
+        /// Waits until the launch before has ended, whose writes this thread sees then.
+        pub fn wait_for_previous();
     }
 }
 
@@ -106,66 +123,39 @@ pub mod warp {
     /// All 32 lanes.
     pub const FULL_MASK: u32 = u32::MAX;
 
-    /// Index of this thread in its warp.
-    #[inline(always)]
-    pub fn lane_id() -> u32 {
-        backend::lane_id()
-    }
+    instructions! {
+        /// Index of this thread in its warp.
+        pub fn lane_id() -> u32;
+        /// Waits until the lanes of `mask` are here; orders their shared and global accesses.
+        pub fn sync_warp(mask: u32);
+        /// A bit for each lane: whether `is` there. Every lane of the warp calls it; orders no memory.
+        pub fn warp_ballot(is: bool) -> u32;
+        /// `value` of lane `lane_id() ^ lane_mask`. Every lane of the warp calls it; orders no memory.
+        pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32;
+        /// `value` of lane `source`, below 32. Every lane of the warp calls it; orders no memory.
+        pub fn warp_shuffle_idx(value: f32, source: u32) -> f32;
 
-    /// Waits until the lanes of `mask` are here; orders their shared and global accesses.
-    #[inline(always)]
-    pub fn sync_warp(mask: u32) {
-        backend::sync_warp(mask)
-    }
+        /// D = A B + C on the tensor cores: A is [16, 16] and B [16, 8] in bf16, C and D are [16, 8] in f32. Every lane of
+        /// the warp calls it; orders no memory.
+        ///
+        /// With r = `lane_id() / 4` and c = `lane_id() % 4`, a lane holds, two bf16 to a word, the lower index in the low
+        /// half:
+        ///
+        /// | | |
+        /// |---|---|
+        /// | `a` | A[r, 2c..2c+2], A[r+8, 2c..2c+2], A[r, 2c+8..2c+10], A[r+8, 2c+8..2c+10] |
+        /// | `b` | B[2c..2c+2, r], B[2c+8..2c+10, r] |
+        /// | `c`, D | C[r, 2c], C[r, 2c+1], C[r+8, 2c], C[r+8, 2c+1] |
+        ///
+        /// Products are exact. An element of D depends on its row of A, its column of B and its own C alone, in a fixed
+        /// way; how its additions are ordered and rounded is the machine's own (an error of a few 2⁻²³ of the largest
+        /// term). The simulator adds the products to C one by one, in the order of A's columns, each sum rounded to f32.
+        pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
 
-    /// A bit for each lane: whether `is` there. Every lane of the warp calls it; orders no memory.
-    #[inline(always)]
-    pub fn warp_ballot(is: bool) -> u32 {
-        backend::warp_ballot(is)
-    }
-
-    /// `value` of lane `lane_id() ^ lane_mask`. Every lane of the warp calls it; orders no memory.
-    #[inline(always)]
-    pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
-        backend::warp_shuffle_xor(value, lane_mask)
-    }
-
-    /// `value` of lane `source`, below 32. Every lane of the warp calls it; orders no memory.
-    #[inline(always)]
-    pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
-        backend::warp_shuffle_idx(value, source)
-    }
-
-    /// D = A B + C on the tensor cores: A is [16, 16] and B [16, 8] in bf16, C and D are [16, 8] in f32. Every lane of
-    /// the warp calls it; orders no memory.
-    ///
-    /// With r = `lane_id() / 4` and c = `lane_id() % 4`, a lane holds, two bf16 to a word, the lower index in the low
-    /// half:
-    ///
-    /// | | |
-    /// |---|---|
-    /// | `a` | A[r, 2c..2c+2], A[r+8, 2c..2c+2], A[r, 2c+8..2c+10], A[r+8, 2c+8..2c+10] |
-    /// | `b` | B[2c..2c+2, r], B[2c+8..2c+10, r] |
-    /// | `c`, D | C[r, 2c], C[r, 2c+1], C[r+8, 2c], C[r+8, 2c+1] |
-    ///
-    /// Products are exact. An element of D depends on its row of A, its column of B and its own C alone, in a fixed
-    /// way; how its additions are ordered and rounded is the machine's own (an error of a few 2⁻²³ of the largest
-    /// term). The simulator adds the products to C one by one, in the order of A's columns, each sum rounded to f32.
-    #[inline(always)]
-    pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-        backend::mma_m16n8k16_bf16(a, b, c)
-    }
-
-    /// [`mma_m16n8k16_bf16`] with A and B in f16.
-    #[inline(always)]
-    pub fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-        backend::mma_m16n8k16_f16(a, b, c)
-    }
-
-    /// [`mma_m16n8k16_f16`] where `is_f16`, a load-time constant, says so, else [`mma_m16n8k16_bf16`].
-    #[inline(always)]
-    pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
-        backend::mma_m16n8k16_b16(a, b, c, is_f16)
+        /// [`mma_m16n8k16_bf16`] with A and B in f16.
+        pub fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+        /// [`mma_m16n8k16_f16`] where `is_f16`, a load-time constant, says so, else [`mma_m16n8k16_bf16`].
+        pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4];
     }
 }
 
@@ -196,26 +186,19 @@ pub mod warpgroup {
     /// Bytes of a triangle.
     pub const TRIANGLE_BYTES: u32 = 6144;
 
-    /// Orders what this thread did to shared memory, copies that it waited for too, before what warpgroups read there behind
-    /// a barrier that follows, and what they read before what it does next.
-    #[inline(always)]
-    pub fn fence_shared() {
-        backend::fence_shared()
-    }
+    instructions! {
+        /// Orders what this thread did to shared memory, copies that it waited for too, before what warpgroups read there behind
+        /// a barrier that follows, and what they read before what it does next.
+        pub fn fence_shared();
 
-    /// Takes `REGISTERS` of them for each thread of the warpgroup from what other warpgroups of the block leave, and
-    /// waits for that: all together have no more than the block was launched with. A multiple of 8 from 24 to 256, more
-    /// than a thread has.
-    #[inline(always)]
-    pub fn take_registers<const REGISTERS: u32>() {
-        backend::take_registers::<REGISTERS>()
-    }
+        /// Takes `REGISTERS` of them for each thread of the warpgroup from what other warpgroups of the block leave, and
+        /// waits for that: all together have no more than the block was launched with. A multiple of 8 from 24 to 256, more
+        /// than a thread has.
+        pub fn take_registers<const REGISTERS: u32>();
 
-    /// Keeps `REGISTERS` of them for each thread of the warpgroup, and leaves the others. As many as
-    /// [`take_registers`], and fewer than a thread has.
-    #[inline(always)]
-    pub fn leave_registers<const REGISTERS: u32>() {
-        backend::leave_registers::<REGISTERS>()
+        /// Keeps `REGISTERS` of them for each thread of the warpgroup, and leaves the others. As many as
+        /// [`take_registers`], and fewer than a thread has.
+        pub fn leave_registers<const REGISTERS: u32>();
     }
 
     /// Sums of a product that is under way: nobody has them before what waits for it.
@@ -349,44 +332,31 @@ pub mod warpgroup {
 pub mod global {
     use super::backend;
 
-    /// Says that the 128 bytes around `address` will be wanted: they come to L2. An address that is not valid does nothing.
-    #[inline(always)]
-    pub fn prefetch(address: u64) {
-        backend::prefetch(address)
-    }
+    instructions! {
+        /// Says that the 128 bytes around `address` will be wanted: they come to L2. An address that is not valid does nothing.
+        pub fn prefetch(address: u64);
 
-    /// The same of `bytes` from `address` on, both multiples of 16.
-    ///
-    /// # Safety
-    /// They are in global memory.
-    #[inline(always)]
-    pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::prefetch_bulk(address, bytes) }
+        /// The same of `bytes` from `address` on, both multiples of 16.
+        ///
+        /// # Safety
+        /// They are in global memory.
+        pub unsafe fn prefetch_bulk(address: u64, bytes: u32);
     }
 
     macro_rules! accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
             /// # Safety
             /// `address` is a global-memory address, aligned to the access, of memory valid for it.
-            #[inline(always)]
-            pub unsafe fn $load(address: u64) -> $t {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$load(address) }
-            }
+            pub unsafe fn $load(address: u64) -> $t;
 
             #[$store_doc]
             ///
             /// # Safety
             /// `address` is a global-memory address, aligned to the access, of memory valid for it.
-            #[inline(always)]
-            pub unsafe fn $store(address: u64, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, value) }
-            }
-        )*};
+            pub unsafe fn $store(address: u64, value: $t);
+        })*};
     }
 
     accesses! {
@@ -405,7 +375,7 @@ pub mod global {
     }
 
     macro_rules! state_accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
             /// Nothing is read, and the value undefined (NaN in the simulator), unless `live`: a predicate
@@ -413,22 +383,14 @@ pub mod global {
             ///
             /// # Safety
             /// Where `live`, `address` is a global-memory address, aligned to the access, of memory valid for it.
-            #[inline(always)]
-            pub unsafe fn $load(address: u64, live: bool) -> $t {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$load(address, live) }
-            }
+            pub unsafe fn $load(address: u64, live: bool) -> $t;
 
             #[$store_doc]
             ///
             /// # Safety
             /// `address` is a global-memory address, aligned to the access, of memory valid for it.
-            #[inline(always)]
-            pub unsafe fn $store(address: u64, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, value) }
-            }
-        )*};
+            pub unsafe fn $store(address: u64, value: $t);
+        })*};
     }
 
     state_accesses! {
@@ -451,34 +413,25 @@ pub mod global {
 pub mod shared {
     use super::backend;
 
-    /// Byte address of the block's dynamic shared memory, the base of every access here.
-    #[inline(always)]
-    pub fn dynamic_shared_mem() -> u32 {
-        backend::dynamic_shared_mem()
+    instructions! {
+        /// Byte address of the block's dynamic shared memory, the base of every access here.
+        pub fn dynamic_shared_mem() -> u32;
     }
 
     macro_rules! accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
             /// # Safety
             /// `address` lies in the block's shared memory and is aligned to the access.
-            #[inline(always)]
-            pub unsafe fn $load(address: u32) -> $t {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$load(address) }
-            }
+            pub unsafe fn $load(address: u32) -> $t;
 
             #[$store_doc]
             ///
             /// # Safety
             /// `address` lies in the block's shared memory and is aligned to the access.
-            #[inline(always)]
-            pub unsafe fn $store(address: u32, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, value) }
-            }
-        )*};
+            pub unsafe fn $store(address: u32, value: $t);
+        })*};
     }
 
     accesses! {
@@ -496,180 +449,118 @@ pub mod shared {
         store_shared_b128: [u32; 4];
     }
 
-    /// Loads four [8, 8] matrices of 16-bit elements, `[matrix]` in the result. Every lane of the warp calls it; lane
-    /// 8m + i gives the address of the 16 bytes of row i of matrix m.
-    ///
-    /// A lane gets elements 2c and 2c+1 of row r of each, in the low and the high half, with r = `lane_id() / 4` and
-    /// c = `lane_id() % 4`: what `mma_m16n8k16_bf16` takes.
-    ///
-    /// # Safety
-    /// `address` lies in the block's shared memory and is a multiple of 16.
-    #[inline(always)]
-    pub unsafe fn load_matrices(address: u32) -> [u32; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { backend::load_matrices(address) }
-    }
+    instructions! {
+        /// Loads four [8, 8] matrices of 16-bit elements, `[matrix]` in the result. Every lane of the warp calls it; lane
+        /// 8m + i gives the address of the 16 bytes of row i of matrix m.
+        ///
+        /// A lane gets elements 2c and 2c+1 of row r of each, in the low and the high half, with r = `lane_id() / 4` and
+        /// c = `lane_id() % 4`: what `mma_m16n8k16_bf16` takes.
+        ///
+        /// # Safety
+        /// `address` lies in the block's shared memory and is a multiple of 16.
+        pub unsafe fn load_matrices(address: u32) -> [u32; 4];
 
-    /// [`load_matrices`], transposed: a lane gets elements r of rows 2c and 2c+1.
-    ///
-    /// # Safety
-    /// As [`load_matrices`]'s.
-    #[inline(always)]
-    pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { backend::load_matrices_transposed(address) }
-    }
+        /// [`load_matrices`], transposed: a lane gets elements r of rows 2c and 2c+1.
+        ///
+        /// # Safety
+        /// As [`load_matrices`]'s.
+        pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4];
 
-    /// Stores four [8, 8] matrices of 16-bit elements, transposed: what [`load_matrices_transposed`] gave goes back to where it
-    /// was. Every lane of the warp calls it; a matrix's element r of rows 2c and 2c+1 comes from a lane's low and high half,
-    /// and lane 8m + i gives the address of the 16 bytes of row i of matrix m (sm_90).
-    ///
-    /// # Safety
-    /// `address` lies in the block's shared memory and is a multiple of 16.
-    #[inline(always)]
-    pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::store_matrices_transposed(address, matrices) }
-    }
+        /// Stores four [8, 8] matrices of 16-bit elements, transposed: what [`load_matrices_transposed`] gave goes back to where it
+        /// was. Every lane of the warp calls it; a matrix's element r of rows 2c and 2c+1 comes from a lane's low and high half,
+        /// and lane 8m + i gives the address of the 16 bytes of row i of matrix m (sm_90).
+        ///
+        /// # Safety
+        /// `address` lies in the block's shared memory and is a multiple of 16.
+        pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]);
 
-    /// Starts copying 16 bytes from global to shared memory. They are there only after
-    /// [`copy_async_wait`], for this thread; for others after a barrier that follows it.
-    ///
-    /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody but this thread writes the source during the launch, and
-    /// this thread only once it has waited.
-    #[inline(always)]
-    pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_async_b128(shared_address, global_address) }
-    }
+        /// Starts copying 16 bytes from global to shared memory. They are there only after
+        /// [`copy_async_wait`], for this thread; for others after a barrier that follows it.
+        ///
+        /// # Safety
+        /// Both addresses are 16-byte aligned and valid; nobody but this thread writes the source during the launch, and
+        /// this thread only once it has waited.
+        pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64);
 
-    /// [`copy_async_b128`], or as much of zeros where it is not there: nothing is read then.
-    ///
-    /// # Safety
-    /// As [`copy_async_b128`]'s, but that what is not there has no address.
-    #[inline(always)]
-    pub unsafe fn copy_async_b128_or_zeros(
-        shared_address: u32,
-        global_address: u64,
-        is_there: bool,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_async_b128_or_zeros(shared_address, global_address, is_there) }
-    }
+        /// [`copy_async_b128`], or as much of zeros where it is not there: nothing is read then.
+        ///
+        /// # Safety
+        /// As [`copy_async_b128`]'s, but that what is not there has no address.
+        pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64, is_there: bool);
 
-    /// Closes the group of copies started since the last commit.
-    #[inline(always)]
-    pub fn copy_async_commit() {
-        backend::copy_async_commit()
-    }
-
-    /// Waits until at most `PENDING` of this thread's newest groups are still under way.
-    #[inline(always)]
-    pub fn copy_async_wait<const PENDING: u32>() {
-        backend::copy_async_wait::<PENDING>()
+        /// Closes the group of copies started since the last commit.
+        pub fn copy_async_commit();
+        /// Waits until at most `PENDING` of this thread's newest groups are still under way.
+        pub fn copy_async_wait<const PENDING: u32>();
     }
 
     /// Shared memory that a counter takes.
     pub const COUNTER_BYTES: u32 = 8;
 
-    /// Makes a counter (`mbarrier`), which counts threads that come to it and bytes that are copied to the block, phase
-    /// by phase.
-    ///
-    /// One of one thread is that thread's own: it counts groups of bulk copies ([`copy_bulk_commit`],
-    /// [`copy_bulk_wait`]). To others whole warps come, and wait for it ([`arrive_at_counter`], [`wait_for_counter`]),
-    /// behind a barrier that follows.
-    ///
-    /// # Safety
-    /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
-    #[inline(always)]
-    pub unsafe fn open_counter(counter: u32, threads: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::open_counter(counter, threads) }
-    }
+    instructions! {
+        /// Makes a counter (`mbarrier`), which counts threads that come to it and bytes that are copied to the block, phase
+        /// by phase.
+        ///
+        /// One of one thread is that thread's own: it counts groups of bulk copies ([`copy_bulk_commit`],
+        /// [`copy_bulk_wait`]). To others whole warps come, and wait for it ([`arrive_at_counter`], [`wait_for_counter`]),
+        /// behind a barrier that follows.
+        ///
+        /// # Safety
+        /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
+        pub unsafe fn open_counter(counter: u32, threads: u32);
 
-    /// Comes to a counter: for those that wait for the phase, what the warp did before is done. All lanes come.
-    ///
-    /// # Safety
-    /// `counter` is open, and of more than one thread. A phase is waited for, by this warp or others that it waits for,
-    /// before it comes to the next but one.
-    #[inline(always)]
-    pub unsafe fn arrive_at_counter(counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::arrive_at_counter(counter) }
-    }
+        /// Comes to a counter: for those that wait for the phase, what the warp did before is done. All lanes come.
+        ///
+        /// # Safety
+        /// `counter` is open, and of more than one thread. A phase is waited for, by this warp or others that it waits for,
+        /// before it comes to the next but one.
+        pub unsafe fn arrive_at_counter(counter: u32);
 
-    /// Comes to a counter when the asynchronous copies are there that the lanes have started, committed or not: they,
-    /// and these threads' bulk copies of the phase, are done for those that wait for it; nothing else is. All lanes
-    /// come, and go on at once.
-    ///
-    /// # Safety
-    /// As [`arrive_at_counter`]'s.
-    #[inline(always)]
-    pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::arrive_at_counter_behind_copies(counter) }
-    }
+        /// Comes to a counter when the asynchronous copies are there that the lanes have started, committed or not: they,
+        /// and these threads' bulk copies of the phase, are done for those that wait for it; nothing else is. All lanes
+        /// come, and go on at once.
+        ///
+        /// # Safety
+        /// As [`arrive_at_counter`]'s.
+        pub unsafe fn arrive_at_counter_behind_copies(counter: u32);
 
-    /// Waits for a phase of a counter, from 0 on: the one under way, or the last one. All lanes of the warp come.
-    ///
-    /// # Safety
-    /// As [`arrive_at_counter`]'s.
-    #[inline(always)]
-    pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::wait_for_counter(counter, phase) }
-    }
+        /// Waits for a phase of a counter, from 0 on: the one under way, or the last one. All lanes of the warp come.
+        ///
+        /// # Safety
+        /// As [`arrive_at_counter`]'s.
+        pub unsafe fn wait_for_counter(counter: u32, phase: u32);
 
-    /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there for those that
-    /// have waited for the phase of the counter, to which this thread comes later ([`arrive_at_counter`]); with a
-    /// counter of its own, after [`copy_bulk_wait`], for others after a barrier that follows it. Products of warpgroups
-    /// may read them then without a fence.
-    ///
-    /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and of this
-    /// thread alone or of warps.
-    #[inline(always)]
-    pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_bulk(shared_address, global_address, bytes, counter) }
-    }
+        /// Starts copying `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. They are there for those that
+        /// have waited for the phase of the counter, to which this thread comes later ([`arrive_at_counter`]); with a
+        /// counter of its own, after [`copy_bulk_wait`], for others after a barrier that follows it. Products of warpgroups
+        /// may read them then without a fence.
+        ///
+        /// # Safety
+        /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and of this
+        /// thread alone or of warps.
+        pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32);
 
-    /// Closes the group of bulk copies started since the last one was closed. It is waited for before the next is closed.
-    ///
-    /// # Safety
-    /// `counter` is this thread's own.
-    #[inline(always)]
-    pub unsafe fn copy_bulk_commit(counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_bulk_commit(counter) }
-    }
+        /// Closes the group of bulk copies started since the last one was closed. It is waited for before the next is closed.
+        ///
+        /// # Safety
+        /// `counter` is this thread's own.
+        pub unsafe fn copy_bulk_commit(counter: u32);
 
-    /// Starts to store `bytes`, a multiple of 16, from shared to global memory. What this thread sees of shared memory behind
-    /// [`fence_shared`](super::warpgroup::fence_shared) by those who wrote it and a barrier is what is stored.
-    ///
-    /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody writes the source before [`store_bulk_wait`].
-    #[inline(always)]
-    pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::store_bulk(global_address, shared_address, bytes) }
-    }
+        /// Starts to store `bytes`, a multiple of 16, from shared to global memory. What this thread sees of shared memory behind
+        /// [`fence_shared`](super::warpgroup::fence_shared) by those who wrote it and a barrier is what is stored.
+        ///
+        /// # Safety
+        /// Both addresses are 16-byte aligned and valid; nobody writes the source before [`store_bulk_wait`].
+        pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32);
 
-    /// Waits until this thread's bulk stores have read what they store; the launch ends with them.
-    #[inline(always)]
-    pub fn store_bulk_wait() {
-        backend::store_bulk_wait()
-    }
+        /// Waits until this thread's bulk stores have read what they store; the launch ends with them.
+        pub fn store_bulk_wait();
 
-    /// Waits for the group of this number, from 0 on, which is the last one that was closed.
-    ///
-    /// # Safety
-    /// `counter` is this thread's own.
-    #[inline(always)]
-    pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_bulk_wait(counter, group) }
+        /// Waits for the group of this number, from 0 on, which is the last one that was closed.
+        ///
+        /// # Safety
+        /// `counter` is this thread's own.
+        pub unsafe fn copy_bulk_wait(counter: u32, group: u32);
     }
 }
 
@@ -701,7 +592,7 @@ pub mod cluster {
     }
 
     macro_rules! stores {
-        ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
             /// Another block than the thread's own has to be there: the thread has waited for the cluster before, and
@@ -710,12 +601,8 @@ pub mod cluster {
             /// # Safety
             /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in
             /// all, and is aligned to the access.
-            #[inline(always)]
-            pub unsafe fn $store(address: u32, rank: u32, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, rank, value) }
-            }
-        )*};
+            pub unsafe fn $store(address: u32, rank: u32, value: $t);
+        })*};
     }
 
     stores! {
@@ -728,48 +615,38 @@ pub mod cluster {
     /// Shared memory that a mailbox takes.
     pub const MAILBOX_BYTES: u32 = 8;
 
-    /// Makes a mailbox, to be used once, of the [`MAILBOX_BYTES`] at `mailbox`: `bytes` will be sent to it, fewer than
-    /// 2²⁰. One thread of the block does so.
-    ///
-    /// Before anybody sends to it or waits for it the cluster meets: this thread comes to the barrier, which
-    /// [`arrive_relaxed`] is enough for, and who sends or waits has waited for that phase. Nobody loads or stores the
-    /// mailbox itself any more.
-    ///
-    /// Where anything is sent to it, all is, and a thread of the block waits for it: so the block is there until it has
-    /// come.
-    ///
-    /// # Safety
-    /// `mailbox` lies in the block's shared memory and is a multiple of 8.
-    #[inline(always)]
-    pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::open_mailbox(mailbox, bytes) }
-    }
+    instructions! {
+        /// Makes a mailbox, to be used once, of the [`MAILBOX_BYTES`] at `mailbox`: `bytes` will be sent to it, fewer than
+        /// 2²⁰. One thread of the block does so.
+        ///
+        /// Before anybody sends to it or waits for it the cluster meets: this thread comes to the barrier, which
+        /// [`arrive_relaxed`] is enough for, and who sends or waits has waited for that phase. Nobody loads or stores the
+        /// mailbox itself any more.
+        ///
+        /// Where anything is sent to it, all is, and a thread of the block waits for it: so the block is there until it has
+        /// come.
+        ///
+        /// # Safety
+        /// `mailbox` lies in the block's shared memory and is a multiple of 8.
+        pub unsafe fn open_mailbox(mailbox: u32, bytes: u32);
 
-    /// Sends four bytes to the place `address` of the shared memory of block `rank` of the cluster, which may be the
-    /// thread's own, and says so to the mailbox there.
-    ///
-    /// They are there for a thread of that block that has returned from [`wait_mailbox`], and for those that a barrier
-    /// puts after it; for nobody else, this thread included. Nothing else that this thread did is ordered by it.
-    ///
-    /// # Safety
-    /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in all, and is a
-    /// multiple of 4; `mailbox` is open there.
-    #[inline(always)]
-    pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::send_b32(address, rank, value, mailbox) }
-    }
+        /// Sends four bytes to the place `address` of the shared memory of block `rank` of the cluster, which may be the
+        /// thread's own, and says so to the mailbox there.
+        ///
+        /// They are there for a thread of that block that has returned from [`wait_mailbox`], and for those that a barrier
+        /// puts after it; for nobody else, this thread included. Nothing else that this thread did is ordered by it.
+        ///
+        /// # Safety
+        /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in all, and is a
+        /// multiple of 4; `mailbox` is open there.
+        pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32);
 
-    /// Waits until all bytes that a mailbox of the block was opened for have come: what was sent with them is there for
-    /// this thread.
-    ///
-    /// # Safety
-    /// `mailbox` is open in this block.
-    #[inline(always)]
-    pub unsafe fn wait_mailbox(mailbox: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::wait_mailbox(mailbox) }
+        /// Waits until all bytes that a mailbox of the block was opened for have come: what was sent with them is there for
+        /// this thread.
+        ///
+        /// # Safety
+        /// `mailbox` is open in this block.
+        pub unsafe fn wait_mailbox(mailbox: u32);
     }
 }
 
@@ -778,100 +655,39 @@ pub mod cluster {
 pub mod float {
     use super::backend;
 
-    /// `a * b + c`, rounded once.
-    #[inline(always)]
-    pub fn fma(a: f32, b: f32, c: f32) -> f32 {
-        backend::fma(a, b, c)
-    }
-
-    /// The smaller of two; NaN where either is.
-    #[inline(always)]
-    pub fn minimum(a: f32, b: f32) -> f32 {
-        backend::minimum(a, b)
-    }
-
-    /// The larger of two; NaN where either is.
-    #[inline(always)]
-    pub fn maximum(a: f32, b: f32) -> f32 {
-        backend::maximum(a, b)
-    }
-
-    /// 2ˣ, 2 ulp.
-    #[inline(always)]
-    pub fn exp2(x: f32) -> f32 {
-        backend::exp2(x)
-    }
-
-    /// log₂ x: absolute error 2⁻²² for x in (0.5, 2), relative 2⁻²² elsewhere.
-    #[inline(always)]
-    pub fn log2(x: f32) -> f32 {
-        backend::log2(x)
-    }
-
-    /// 1/x, 1 ulp.
-    #[inline(always)]
-    pub fn reciprocal(x: f32) -> f32 {
-        backend::reciprocal(x)
-    }
-
-    /// 1/√x, relative error 2⁻²².
-    #[inline(always)]
-    pub fn rsqrt(x: f32) -> f32 {
-        backend::rsqrt(x)
-    }
-
-    /// Two f32 rounded to nearest-even bf16; `low` in the low half.
-    #[inline(always)]
-    pub fn pack_bf16x2(low: f32, high: f32) -> u32 {
-        backend::pack_bf16x2(low, high)
-    }
-
-    /// Two f32 rounded to nearest-even f16; `low` in the low half.
-    #[inline(always)]
-    pub fn pack_f16x2(low: f32, high: f32) -> u32 {
-        backend::pack_f16x2(low, high)
-    }
-
-    /// Two f32 rounded to nearest-even bf16, or, where `is_f16`, to f16 within ±65504; NaN stays NaN; `low` in the low half.
-    #[inline(always)]
-    pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
-        backend::pack_b16x2(low, high, is_f16)
-    }
-
-    /// The bf16, or, where `is_f16`, the f16 of a word, that in the low half first.
-    #[inline(always)]
-    pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
-        backend::b16x2_to_f32(word, is_f16)
-    }
-
-    /// Products of the f16 of two words, half by half, rounded to nearest-even f16.
-    #[inline(always)]
-    pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
-        backend::multiply_f16x2(a, b)
-    }
-
-    /// a + b of the f16 of words, half by half, rounded to nearest-even f16.
-    #[inline(always)]
-    pub fn add_f16x2(a: u32, b: u32) -> u32 {
-        backend::add_f16x2(a, b)
-    }
-
-    /// a · b + c of the f16 of words, half by half, rounded once to nearest-even f16.
-    #[inline(always)]
-    pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
-        backend::fma_f16x2(a, b, c)
-    }
-
-    /// Of each half of two words of f16, the larger magnitude; NaN (0x7fff) where one of them is NaN.
-    #[inline(always)]
-    pub fn larger_f16x2(a: u32, b: u32) -> u32 {
-        backend::larger_f16x2(a, b)
-    }
-
-    /// The f16 in the low half of `bits`.
-    #[inline(always)]
-    pub fn f16_to_f32(bits: u16) -> f32 {
-        backend::f16_to_f32(bits)
+    instructions! {
+        /// `a * b + c`, rounded once.
+        pub fn fma(a: f32, b: f32, c: f32) -> f32;
+        /// The smaller of two; NaN where either is.
+        pub fn minimum(a: f32, b: f32) -> f32;
+        /// The larger of two; NaN where either is.
+        pub fn maximum(a: f32, b: f32) -> f32;
+        /// 2ˣ, 2 ulp.
+        pub fn exp2(x: f32) -> f32;
+        /// log₂ x: absolute error 2⁻²² for x in (0.5, 2), relative 2⁻²² elsewhere.
+        pub fn log2(x: f32) -> f32;
+        /// 1/x, 1 ulp.
+        pub fn reciprocal(x: f32) -> f32;
+        /// 1/√x, relative error 2⁻²².
+        pub fn rsqrt(x: f32) -> f32;
+        /// Two f32 rounded to nearest-even bf16; `low` in the low half.
+        pub fn pack_bf16x2(low: f32, high: f32) -> u32;
+        /// Two f32 rounded to nearest-even f16; `low` in the low half.
+        pub fn pack_f16x2(low: f32, high: f32) -> u32;
+        /// Two f32 rounded to nearest-even bf16, or, where `is_f16`, to f16 within ±65504; NaN stays NaN; `low` in the low half.
+        pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32;
+        /// The bf16, or, where `is_f16`, the f16 of a word, that in the low half first.
+        pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2];
+        /// Products of the f16 of two words, half by half, rounded to nearest-even f16.
+        pub fn multiply_f16x2(a: u32, b: u32) -> u32;
+        /// a + b of the f16 of words, half by half, rounded to nearest-even f16.
+        pub fn add_f16x2(a: u32, b: u32) -> u32;
+        /// a · b + c of the f16 of words, half by half, rounded once to nearest-even f16.
+        pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32;
+        /// Of each half of two words of f16, the larger magnitude; NaN (0x7fff) where one of them is NaN.
+        pub fn larger_f16x2(a: u32, b: u32) -> u32;
+        /// The f16 in the low half of `bits`.
+        pub fn f16_to_f32(bits: u16) -> f32;
     }
 }
 
