@@ -3,13 +3,13 @@
 use core::marker::PhantomData;
 
 use super::slices::Slices;
-use super::whole::{Ahead, Whole, finish, store_zeros};
+use super::whole::{Ahead, Whole, description, finish, store_zeros};
 use super::{Place, warp_channels};
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::range::overflow;
@@ -95,22 +95,8 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        max_heads: 16,
         min_blocks_per_sm: 1,
-        shared_of_channels: Shared {
-            per_head: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        shared: Shared {
-            block: Self::HEADS,
-            per_head: Self::HEAD_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
-                .on(Layout::VLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Family::DECODE.in_layer(), Layout::VLast)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
