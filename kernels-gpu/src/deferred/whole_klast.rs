@@ -143,11 +143,7 @@ impl<
         let layer: &LayerParams = &params.layer;
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let group = thread_idx_x() / Self::LANES;
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         // A lane ends up with one product: of a row with k, its neighbour with q.
         let own = share.lane % VALUES as u32;
         let writes = share.lane < VALUES as u32 && own.is_multiple_of(2);

@@ -150,11 +150,7 @@ impl<
         let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let thread = thread_idx_x() % THREADS;
         let group = thread / Self::LANES;
-        let share = Share {
-            lane: thread % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread, Self::LANES);
         let own = group * ROWS as u32;
         let first = row.tile * Self::TILE + own;
         let wide = c.wide_io != 0;

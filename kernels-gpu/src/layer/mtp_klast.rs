@@ -213,11 +213,7 @@ impl<
         };
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
         // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads;

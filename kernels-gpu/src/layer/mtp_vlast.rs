@@ -160,11 +160,7 @@ impl<
                     n % Self::SLICES * Self::COLUMNS,
                 )
             };
-            let share = |own: u32| Share {
-                lane: thread % LANES,
-                lanes: LANES,
-                first: row.tile * TILE + own,
-            };
+            let share = |own: u32| Share::of(thread, LANES).from(row.tile * TILE + own);
             let start = |s: u32| {
                 let (is_there, r, own) = columns(s);
                 copies.start(s % DEPTH, is_there, share(own), || {

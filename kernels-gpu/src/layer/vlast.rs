@@ -157,11 +157,7 @@ impl<
         let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, Self::THREADS);
         let thread = thread_idx_x() % Self::THREADS;
         let warp = thread / 32;
-        let share = Share {
-            lane: thread % LANES,
-            lanes: LANES,
-            first: row.tile * Self::COLUMNS,
-        };
+        let share = Share::of(thread, LANES).from(row.tile * Self::COLUMNS);
         let first = thread / LANES * ROWS as u32;
         // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
         let owner = (warp + row.tile + row.hv + row.b) % Self::WARPS;

@@ -116,11 +116,7 @@ impl<
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let (thread, warp) = (thread_idx_x(), thread_idx_x() / 32);
-        let share = |part: u32| Share {
-            lane: thread % LANES,
-            lanes: LANES,
-            first: part * Self::COLUMNS,
-        };
+        let share = |part: u32| Share::of(thread, LANES).from(part * Self::COLUMNS);
         let smem = dynamic_shared_mem();
         let (sums, steps) = (smem + Self::SUMS_OF_WARPS, smem + Self::STEPS);
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its column and its channels

@@ -464,18 +464,10 @@ impl<
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const { check_parts::<G>(PARTS) };
         let c = StepConstants::get();
-        let row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
         let group = thread_idx_x() / Self::LANES;
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         let first = row.tile * Self::TILE + group * ROWS as u32;
         let wide = c.wide_io != 0;
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are

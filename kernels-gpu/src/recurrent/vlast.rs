@@ -338,17 +338,9 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             )
         };
         let c = StepConstants::get();
-        let row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
-        let share = Share {
-            lane: thread_idx_x() % LANES,
-            lanes: LANES,
-            first: row.tile * Self::COLUMNS,
-        };
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
+        let share = Share::of(thread_idx_x(), LANES).from(row.tile * Self::COLUMNS);
         let first = thread_idx_x() / LANES * ROWS as u32;
         let owner = Self::owner(row);
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
