@@ -517,9 +517,7 @@ fn used(entry: Entry) -> impl Iterator<Item = &'static str> {
             return entry.computes().is_some_and(|it| it.has_any_states());
         }
         if *symbol == "GD_STATE_F32" {
-            let takes_any = |it: launch::Computes| it.element.is_none() || it.takes_sets();
-            let decides = |it: launch::Computes| it.has_any_states() && takes_any(it);
-            return entry.computes().is_some_and(decides);
+            return entry.computes().is_some_and(|it| it.has_any_elements());
         }
         if *symbol == "GD_PER_CHANNEL" {
             return (entry.computes()).is_some_and(|it| it.per_channel.is_none());

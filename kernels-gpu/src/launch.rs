@@ -285,13 +285,19 @@ impl Computes {
         self.layout.is_none() && self.family.knows_states()
     }
 
+    /// Whether a load-time constant decides whether the states of the pool are f32 or of 16 bits.
+    #[must_use]
+    pub const fn has_any_elements(&self) -> bool {
+        self.has_any_states() && (self.element.is_none() || self.takes_sets())
+    }
+
     /// The states that it computes with: those that it is compiled for, or all.
     pub fn all_states(&self) -> impl Iterator<Item = States> + use<> {
         let own = *self;
         let all = States::ALL.into_iter();
         all.filter(move |it| {
             (own.has_any_states() || own.layout == Some(it.layout))
-                && (own.takes_sets() || own.element.is_none_or(|element| element == it.element))
+                && (own.has_any_elements() || own.element == Some(it.element))
         })
     }
 

@@ -102,6 +102,22 @@ pub struct Share {
 }
 
 impl Share {
+    /// The share of `thread` in groups of so many lanes, which follow each other and own whole rows.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn of(thread: u32, lanes: u32) -> Self {
+        Self {
+            lane: thread % lanes,
+            lanes,
+            first: 0,
+        }
+    }
+
+    /// The same of groups that own elements from `first` on.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub const fn from(self, first: u32) -> Self {
+        Self { first, ..self }
+    }
+
     /// Element offset in a row of vector `i` of this thread's fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn vector<S: StateElement>(self, i: usize) -> u32 {
@@ -162,9 +178,7 @@ impl Share {
         });
         raw
     }
-}
 
-impl Share {
     /// Stores channels that go with this thread's fragment of a row where [`Self::load_matching`] loads them, rounded.
     ///
     /// # Safety

@@ -194,10 +194,10 @@ pub fn of(entry: Entry) -> Vec<Profile> {
         });
         ways.extend(with.collect::<Vec<_>>());
     };
+    if computes.is_some_and(|it| it.has_any_elements()) {
+        both(("states32", "GD_STATE_F32"));
+    }
     if computes.is_some_and(|it| it.has_any_states()) {
-        if computes.is_some_and(|it| it.element.is_none() || it.takes_sets()) {
-            both(("states32", "GD_STATE_F32"));
-        }
         both(("vlast", "GD_STATE_V_LAST"));
     }
     if computes.is_some_and(|it| it.per_channel.is_none()) {

@@ -412,18 +412,10 @@ impl<
         const { Self::CHECKED };
         let c = StepConstants::get();
         let step: &StepParams = &params.layer.step;
-        let row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
         let group = thread_idx_x() / Self::LANES;
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         let first = row.tile * Self::TILE + group * ROWS as u32;
         // A lane ends up with one product: of a row with k, its neighbour with q.
         let own = share.lane % VALUES as u32;

@@ -7,8 +7,8 @@ use crate::constants::Element;
 use crate::device::global::prefetch;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
-use crate::layer::{Ahead, Place, Slices, Whole, finish, position, store_zeros};
+use crate::launch::{Description, Family, Kernel, Layout, Shared};
+use crate::layer::{Ahead, Place, Slices, Whole, description, finish, position, store_zeros};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{Raw, load};
@@ -126,27 +126,13 @@ impl<
     type Params = DeferredParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        max_heads: 16,
         min_blocks_per_sm: if S::VECTORS == 1 { 384 } else { 256 } / THREADS,
         shared_of_channels: Shared {
             block: 2 * Self::LOG_DECAY_BYTES,
             per_head: Self::DECAY_BYTES,
             ..Shared::NONE
         },
-        shared: Shared {
-            block: Self::HEADS,
-            per_head: Self::HEAD_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(
-                Family::DECODE.in_layer().on_deferred(),
-                G::OF_CHANNELS,
-                [K, V],
-            )
-            .on(Layout::KLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Family::DECODE.in_layer().on_deferred(), Layout::KLast)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -157,11 +143,7 @@ impl<
         let layer: &LayerParams = &params.layer;
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let group = thread_idx_x() / Self::LANES;
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         // A lane ends up with one product: of a row with k, its neighbour with q.
         let own = share.lane % VALUES as u32;
         let writes = share.lane < VALUES as u32 && own.is_multiple_of(2);

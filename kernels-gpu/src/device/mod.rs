@@ -1,10 +1,10 @@
-//! The machine's instructions as functions, with one implementation for the GPU and one for the simulator.
+//! Everything a kernel may ask of the machine, with one body for the GPU and one for the simulator.
 //!
-//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU; `absent.rs` without the feature `simulator`) have the same functions;
-//! this file holds the contract of each, once. Modules and names follow `cuda_std`.
+//! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU) have the same functions; this file holds the contract of each, once.
+//! Without the feature `simulator` they panic on a CPU (`absent.rs`). Modules and names follow `cuda_std`.
 //!
-//! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`, `load_matrices`) must be
-//! reached by all the lanes it names: the simulator reports a lane that does not reach it.
+//! Every lane-collective function (`sync_threads`, `sync_warp`, the shuffles, `mma_m16n8k16_bf16`,
+//! `load_matrices`) must be reached by all the lanes it names: the simulator reports one that is not.
 
 #[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
 mod absent;
@@ -20,64 +20,86 @@ use absent as backend;
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use sim as backend;
 
+/// Makes functions of these signatures, which are the backend's.
+macro_rules! instructions {
+    () => {};
+    (
+        $(#[$doc:meta])*
+        pub fn $name:ident $(<const $constant:ident: u32>)? ($($argument:ident: $type:ty),*) $(-> $result:ty)?;
+        $($rest:tt)*
+    ) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name $(<const $constant: u32>)? ($($argument: $type),*) $(-> $result)? {
+            call!($name $(<$constant>)? ($($argument),*))
+        }
+
+        instructions! { $($rest)* }
+    };
+    (
+        $(#[$doc:meta])*
+        pub unsafe fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;
+        $($rest:tt)*
+    ) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            call!(unsafe $name($($argument),*))
+        }
+
+        instructions! { $($rest)* }
+    };
+}
+
+#[cfg(any(target_arch = "nvptx64", feature = "simulator"))]
+macro_rules! call {
+    (unsafe $name:ident($($argument:ident),*)) => {
+        // SAFETY: the caller's promise.
+        unsafe { backend::$name($($argument),*) }
+    };
+    ($name:ident $(<$constant:ident>)? ($($argument:ident),*)) => {
+        backend::$name $(::<$constant>)? ($($argument),*)
+    };
+}
+
+#[cfg(not(any(target_arch = "nvptx64", feature = "simulator")))]
+macro_rules! call {
+    (unsafe $name:ident($($argument:ident),*)) => {
+        call!($name($($argument),*))
+    };
+    ($name:ident $(<$constant:ident>)? ($($argument:ident),*)) => {{
+        let _ = ($($argument,)*);
+        backend::nothing_runs()
+    }};
+}
+
 /// The position of a thread in the grid, and barriers of its block.
 pub mod thread {
     use super::backend;
 
-    /// Index of this thread in its block.
-    #[inline(always)]
-    pub fn thread_idx_x() -> u32 {
-        backend::thread_idx_x()
-    }
+    instructions! {
+        /// Index of this thread in its block.
+        pub fn thread_idx_x() -> u32;
+        /// Index of this block along x.
+        pub fn block_idx_x() -> u32;
+        /// Index of this block along y.
+        pub fn block_idx_y() -> u32;
+        /// Index of this block along z.
+        pub fn block_idx_z() -> u32;
+        /// Blocks along x.
+        pub fn grid_dim_x() -> u32;
+        /// Waits until every thread of the block has arrived; orders their shared and global accesses.
+        pub fn sync_threads();
 
-    /// Index of this block along x.
-    #[inline(always)]
-    pub fn block_idx_x() -> u32 {
-        backend::block_idx_x()
-    }
+        /// Waits until `threads` threads of the block, in whole warps, have arrived at `barrier`, 1 to 15, here or in
+        /// [`arrive_at_barrier`]. Their earlier accesses are then done. All waiting threads must wait at the same place of the
+        /// program.
+        pub fn sync_barrier(barrier: u32, threads: u32);
 
-    /// Index of this block along y.
-    #[inline(always)]
-    pub fn block_idx_y() -> u32 {
-        backend::block_idx_y()
-    }
-
-    /// Index of this block along z.
-    #[inline(always)]
-    pub fn block_idx_z() -> u32 {
-        backend::block_idx_z()
-    }
-
-    /// Blocks along x.
-    #[inline(always)]
-    pub fn grid_dim_x() -> u32 {
-        backend::grid_dim_x()
-    }
-
-    /// Waits until every thread of the block has arrived; orders their shared and global accesses.
-    #[inline(always)]
-    pub fn sync_threads() {
-        backend::sync_threads()
-    }
-
-    /// Waits until `threads` threads of the block, in whole warps, have arrived at `barrier`, 1 to 15, here or in
-    /// [`arrive_at_barrier`]. Their earlier accesses are then done. All waiting threads must wait at the same place of the
-    /// program.
-    #[inline(always)]
-    pub fn sync_barrier(barrier: u32, threads: u32) {
-        backend::sync_barrier(barrier, threads)
-    }
-
-    /// [`sync_barrier`] with a vote: whether `is` holds for any of the threads. All of them wait.
-    #[inline(always)]
-    pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool {
-        backend::sync_barrier_any(barrier, threads, is)
-    }
-
-    /// Arrives at a barrier that other threads wait for in [`sync_barrier`], without waiting.
-    #[inline(always)]
-    pub fn arrive_at_barrier(barrier: u32, threads: u32) {
-        backend::arrive_at_barrier(barrier, threads)
+        /// [`sync_barrier`] with a vote: whether `is` holds for any of the threads. All of them wait.
+        pub fn sync_barrier_any(barrier: u32, threads: u32, is: bool) -> bool;
+        /// Arrives at a barrier that other threads wait for in [`sync_barrier`], without waiting.
+        pub fn arrive_at_barrier(barrier: u32, threads: u32);
     }
 }
 
@@ -87,16 +109,11 @@ pub mod thread {
 pub mod overlap {
     use super::backend;
 
-    /// Allows the next launch to begin once every block has called this or ended.
-    #[inline(always)]
-    pub fn let_next_begin() {
-        backend::let_next_begin()
-    }
-
-    /// Waits until the previous launch has ended; its writes are then visible to this thread.
-    #[inline(always)]
-    pub fn wait_for_previous() {
-        backend::wait_for_previous()
+    instructions! {
+        /// Allows the next launch to begin once every block has called this or ended.
+        pub fn let_next_begin();
+        /// Waits until the previous launch has ended; its writes are then visible to this thread.
+        pub fn wait_for_previous();
     }
 }
 
@@ -107,66 +124,38 @@ pub mod warp {
     /// All 32 lanes.
     pub const FULL_MASK: u32 = u32::MAX;
 
-    /// Index of this thread in its warp.
-    #[inline(always)]
-    pub fn lane_id() -> u32 {
-        backend::lane_id()
-    }
+    instructions! {
+        /// Index of this thread in its warp.
+        pub fn lane_id() -> u32;
+        /// Waits until the lanes of `mask` are here; orders their shared and global accesses.
+        pub fn sync_warp(mask: u32);
+        /// Ballot: bit i of the result is lane i's `is`. Every lane of the warp calls it; orders no memory.
+        pub fn warp_ballot(is: bool) -> u32;
+        /// `value` of lane `lane_id() ^ lane_mask`. Every lane of the warp calls it; orders no memory.
+        pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32;
+        /// `value` of lane `source`, below 32. Every lane of the warp calls it; orders no memory.
+        pub fn warp_shuffle_idx(value: f32, source: u32) -> f32;
 
-    /// Waits until the lanes of `mask` are here; orders their shared and global accesses.
-    #[inline(always)]
-    pub fn sync_warp(mask: u32) {
-        backend::sync_warp(mask)
-    }
+        /// D = A B + C on the tensor cores: A is [16, 16] and B [16, 8] in bf16, C and D are [16, 8] in f32. Every lane of the
+        /// warp calls it; orders no memory.
+        ///
+        /// With r = `lane_id() / 4` and c = `lane_id() % 4`, a lane holds, two bf16 to a word, the lower index in the low half:
+        ///
+        /// | | |
+        /// |---|---|
+        /// | `a` | A[r, 2c..2c+2], A[r+8, 2c..2c+2], A[r, 2c+8..2c+10], A[r+8, 2c+8..2c+10] |
+        /// | `b` | B[2c..2c+2, r], B[2c+8..2c+10, r] |
+        /// | `c`, D | C[r, 2c], C[r, 2c+1], C[r+8, 2c], C[r+8, 2c+1] |
+        ///
+        /// Products are exact. An element of D depends only on its row of A, its column of B and its own C, in a fixed way; the
+        /// order and rounding of its additions are the machine's own (an error of a few 2⁻²³ of the largest term). The simulator
+        /// adds the products to C one by one, in the order of A's columns, each sum rounded to f32.
+        pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
 
-    /// Ballot: bit i of the result is lane i's `is`. Every lane of the warp calls it; orders no memory.
-    #[inline(always)]
-    pub fn warp_ballot(is: bool) -> u32 {
-        backend::warp_ballot(is)
-    }
-
-    /// `value` of lane `lane_id() ^ lane_mask`. Every lane of the warp calls it; orders no memory.
-    #[inline(always)]
-    pub fn warp_shuffle_xor(value: f32, lane_mask: u32) -> f32 {
-        backend::warp_shuffle_xor(value, lane_mask)
-    }
-
-    /// `value` of lane `source`, below 32. Every lane of the warp calls it; orders no memory.
-    #[inline(always)]
-    pub fn warp_shuffle_idx(value: f32, source: u32) -> f32 {
-        backend::warp_shuffle_idx(value, source)
-    }
-
-    /// D = A B + C on the tensor cores: A is [16, 16] and B [16, 8] in bf16, C and D are [16, 8] in f32. Every lane of
-    /// the warp calls it; orders no memory.
-    ///
-    /// With r = `lane_id() / 4` and c = `lane_id() % 4`, a lane holds, two bf16 to a word, the lower index in the low
-    /// half:
-    ///
-    /// | | |
-    /// |---|---|
-    /// | `a` | A[r, 2c..2c+2], A[r+8, 2c..2c+2], A[r, 2c+8..2c+10], A[r+8, 2c+8..2c+10] |
-    /// | `b` | B[2c..2c+2, r], B[2c+8..2c+10, r] |
-    /// | `c`, D | C[r, 2c], C[r, 2c+1], C[r+8, 2c], C[r+8, 2c+1] |
-    ///
-    /// Products are exact. An element of D depends only on its row of A, its column of B and its own C, in a fixed way; the order
-    /// and rounding of its additions are the machine's own (an error of a few 2⁻²³ of the largest term). The simulator adds the
-    /// products to C one by one, in the order of A's columns, each sum rounded to f32.
-    #[inline(always)]
-    pub fn mma_m16n8k16_bf16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-        backend::mma_m16n8k16_bf16(a, b, c)
-    }
-
-    /// [`mma_m16n8k16_bf16`] with A and B in f16.
-    #[inline(always)]
-    pub fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
-        backend::mma_m16n8k16_f16(a, b, c)
-    }
-
-    /// [`mma_m16n8k16_f16`] if `is_f16`, a load-time constant, else [`mma_m16n8k16_bf16`].
-    #[inline(always)]
-    pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4] {
-        backend::mma_m16n8k16_b16(a, b, c, is_f16)
+        /// [`mma_m16n8k16_bf16`] with A and B in f16.
+        pub fn mma_m16n8k16_f16(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+        /// [`mma_m16n8k16_f16`] if `is_f16`, a load-time constant, else [`mma_m16n8k16_bf16`].
+        pub fn mma_m16n8k16_b16(a: [u32; 4], b: [u32; 2], c: [f32; 4], is_f16: bool) -> [f32; 4];
     }
 }
 
@@ -197,48 +186,42 @@ pub mod warpgroup {
     /// Bytes of a triangle.
     pub const TRIANGLE_BYTES: u32 = 6144;
 
-    /// Orders this thread's earlier shared-memory accesses, including copies that it has waited for, before the operand reads of
-    /// warpgroup products after a following barrier; and orders earlier operand reads before this thread's later accesses.
-    #[inline(always)]
-    pub fn fence_shared() {
-        backend::fence_shared()
+    instructions! {
+        /// Orders this thread's earlier shared-memory accesses, including copies that it has waited for, before the operand reads
+        /// of warpgroup products after a following barrier; and orders earlier operand reads before this thread's later accesses.
+        pub fn fence_shared();
+
+        /// Raises the register count of each thread of the warpgroup to `REGISTERS`, and waits until other warpgroups of the
+        /// block have released enough: the total never exceeds the count at launch. `REGISTERS` is a multiple of 8 from 24 to
+        /// 256, more than a thread has now.
+        pub fn take_registers<const REGISTERS: u32>();
+
+        /// Lowers the register count of each thread of the warpgroup to `REGISTERS`, and releases the rest. Same range as
+        /// [`take_registers`]; fewer than a thread has now.
+        pub fn leave_registers<const REGISTERS: u32>();
     }
 
-    /// Raises the register count of each thread of the warpgroup to `REGISTERS`, and waits until other warpgroups of the block
-    /// have released enough: the total never exceeds the count at launch. `REGISTERS` is a multiple of 8 from 24 to 256, more
-    /// than a thread has now.
-    #[inline(always)]
-    pub fn take_registers<const REGISTERS: u32>() {
-        backend::take_registers::<REGISTERS>()
-    }
-
-    /// Lowers the register count of each thread of the warpgroup to `REGISTERS`, and releases the rest. Same range as
-    /// [`take_registers`]; fewer than a thread has now.
-    #[inline(always)]
-    pub fn leave_registers<const REGISTERS: u32>() {
-        backend::leave_registers::<REGISTERS>()
-    }
-
-    /// Sums of an unfinished product; only the function that waits for the product gives access to them.
+    /// Sums of a product that is under way: nobody has them before what waits for it.
     #[must_use]
     pub struct Pending<T>(T);
 
-    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image: [`first`] waits for this product. A
-    /// second product takes the next 64 rows as B: [`both`] waits for it. Only the first K / 4 words of `a` are used.
+    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for;
+    /// and the same with B the next 64, which [`both`] waits for. Only the first K / 4 words of `a` mean
+    /// something.
     ///
     /// # Safety
-    /// `image` is a multiple of 128, the address of a matrix in the block's shared memory, which nobody writes before these
-    /// waits. No other product is in flight.
+    /// `image` is a multiple of 128, of a matrix in the block's shared memory, which nobody writes before that. No
+    /// product is under way.
     #[inline(always)]
     pub unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
         Pending(unsafe { backend::warpgroup_by_both::<K>(a, image) })
     }
 
-    /// The first product of [`by_both`] alone, which [`only`] waits for; zeros in place of the second.
+    /// The first sums of [`by_both`], which [`only`] waits for; zeros in place of the others.
     ///
     /// # Safety
-    /// As for [`by_both`].
+    /// As [`by_both`]'s.
     #[inline(always)]
     pub unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
@@ -248,7 +231,7 @@ pub mod warpgroup {
         ])
     }
 
-    /// Waits for the sums of [`by_first`].
+    /// The first sums when they are there, where the others are not under way.
     #[inline(always)]
     pub fn only(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
         let [mut first, second] = pending.0;
@@ -256,7 +239,7 @@ pub mod warpgroup {
         [first, second]
     }
 
-    /// Waits for the first sums of [`by_both`]; returns them and the second ones, still in flight.
+    /// The first sums of [`by_both`] when they are there, and those that are still under way.
     #[inline(always)]
     pub fn first(pending: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
         let [mut first, second] = pending.0;
@@ -264,11 +247,11 @@ pub mod warpgroup {
         (first, Pending(second))
     }
 
-    /// D = A B, with A `[64, 64]` of s and B the triangle. Returns it together with `pending`; [`both`] waits for them.
+    /// D = A B, with A `[64, 64]` of s and B the triangle; and what was under way. [`both`] waits for them.
     ///
     /// # Safety
-    /// `triangle` is a multiple of 128, the address of a matrix in the block's shared memory, which nobody writes before
-    /// [`both`]; no product but `pending` is in flight.
+    /// `triangle` is a multiple of 128 and that of a matrix in the block's shared memory, which nobody writes before
+    /// [`both`]; nothing but `pending` is under way.
     #[inline(always)]
     pub unsafe fn by_triangle(
         a: &[u32; 16],
@@ -280,7 +263,7 @@ pub mod warpgroup {
         Pending([d, pending.0])
     }
 
-    /// Waits for and returns both sums: of [`by_triangle`] and the `pending` ones it was given.
+    /// The sums of [`by_triangle`], and those that were under way, when they are there.
     #[inline(always)]
     pub fn both(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
         let mut sums = pending.0;
@@ -288,12 +271,12 @@ pub mod warpgroup {
         sums
     }
 
-    /// `sums` + A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS` tokens, 64 or 128, and K
-    /// channels: [`settle`] waits for it. Also adds X Y to `d`, with X `[64, 64]` of s and Y the triangle. Only the first K / 2
-    /// of `sums` are used.
+    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K
+    /// channels, which [`settle`] waits for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first
+    /// K / 2 of `sums` mean something.
     ///
     /// # Safety
-    /// As for [`by_both`] and [`by_triangle`]; nobody writes the image before [`settle`].
+    /// As [`by_both`]'s and [`by_triangle`]'s; nobody writes the image before [`settle`].
     #[inline(always)]
     pub unsafe fn add<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
@@ -309,7 +292,7 @@ pub mod warpgroup {
     /// [`add`] without X Y.
     ///
     /// # Safety
-    /// As for [`add`].
+    /// As there.
     #[inline(always)]
     pub unsafe fn add_alone<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
@@ -320,7 +303,7 @@ pub mod warpgroup {
         Pending(sums)
     }
 
-    /// Waits for the sums of [`add`].
+    /// The sums of [`add`] when they are there.
     #[inline(always)]
     pub fn settle<const K: u32>(pending: Pending<[f32; 64]>) -> [f32; 64] {
         let mut sums = pending.0;
@@ -328,13 +311,13 @@ pub mod warpgroup {
         sums
     }
 
-    /// Wraps finished sums for a function that takes sums in flight.
+    /// Sums that are there, for what waits for sums.
     #[inline(always)]
     pub fn pending<T>(sums: T) -> Pending<T> {
         Pending(sums)
     }
 
-    /// The sums that [`pending`] was given.
+    /// What [`pending`] was given.
     #[inline(always)]
     pub fn done<T>(pending: Pending<T>) -> T {
         pending.0
@@ -348,44 +331,31 @@ pub mod warpgroup {
 pub mod global {
     use super::backend;
 
-    /// Prefetches the 128 bytes around `address` into L2. An invalid address has no effect.
-    #[inline(always)]
-    pub fn prefetch(address: u64) {
-        backend::prefetch(address)
-    }
+    instructions! {
+        /// Prefetches the 128 bytes around `address` into L2. An invalid address has no effect.
+        pub fn prefetch(address: u64);
 
-    /// Prefetches `bytes` from `address` on into L2; both are multiples of 16.
-    ///
-    /// # Safety
-    /// The range is in global memory.
-    #[inline(always)]
-    pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::prefetch_bulk(address, bytes) }
+        /// Prefetches `bytes` from `address` on into L2; both are multiples of 16.
+        ///
+        /// # Safety
+        /// The range is in global memory.
+        pub unsafe fn prefetch_bulk(address: u64, bytes: u32);
     }
 
     macro_rules! accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
             /// # Safety
-            /// `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
-            #[inline(always)]
-            pub unsafe fn $load(address: u64) -> $t {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$load(address) }
-            }
+            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            pub unsafe fn $load(address: u64) -> $t;
 
             #[$store_doc]
             ///
             /// # Safety
-            /// `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
-            #[inline(always)]
-            pub unsafe fn $store(address: u64, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, value) }
-            }
-        )*};
+            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            pub unsafe fn $store(address: u64, value: $t);
+        })*};
     }
 
     accesses! {
@@ -404,30 +374,22 @@ pub mod global {
     }
 
     macro_rules! state_accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
-            /// Unless `live`, nothing is read and the value is undefined (NaN in the simulator). `live` is a predicate on the
-            /// load itself, so that the load can be issued ahead of the branch on `live`.
+            /// Nothing is read, and the value undefined (NaN in the simulator), unless `live`: a predicate
+            /// on the load itself, so that it can be issued ahead of the branch on `live`.
             ///
             /// # Safety
-            /// If `live`, `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
-            #[inline(always)]
-            pub unsafe fn $load(address: u64, live: bool) -> $t {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$load(address, live) }
-            }
+            /// Where `live`, `address` is a global-memory address, aligned to the access, of memory valid for it.
+            pub unsafe fn $load(address: u64, live: bool) -> $t;
 
             #[$store_doc]
             ///
             /// # Safety
-            /// `address` is a global-memory address, aligned to the access, and the memory there is valid for it.
-            #[inline(always)]
-            pub unsafe fn $store(address: u64, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, value) }
-            }
-        )*};
+            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
+            pub unsafe fn $store(address: u64, value: $t);
+        })*};
     }
 
     state_accesses! {
@@ -450,34 +412,25 @@ pub mod global {
 pub mod shared {
     use super::backend;
 
-    /// Byte address of the block's dynamic shared memory, the base of every access here.
-    #[inline(always)]
-    pub fn dynamic_shared_mem() -> u32 {
-        backend::dynamic_shared_mem()
+    instructions! {
+        /// Byte address of the block's dynamic shared memory, the base of every access here.
+        pub fn dynamic_shared_mem() -> u32;
     }
 
     macro_rules! accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
             /// # Safety
             /// `address` lies in the block's shared memory and is aligned to the access.
-            #[inline(always)]
-            pub unsafe fn $load(address: u32) -> $t {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$load(address) }
-            }
+            pub unsafe fn $load(address: u32) -> $t;
 
             #[$store_doc]
             ///
             /// # Safety
             /// `address` lies in the block's shared memory and is aligned to the access.
-            #[inline(always)]
-            pub unsafe fn $store(address: u32, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, value) }
-            }
-        )*};
+            pub unsafe fn $store(address: u32, value: $t);
+        })*};
     }
 
     accesses! {
@@ -495,180 +448,119 @@ pub mod shared {
         store_shared_b128: [u32; 4];
     }
 
-    /// Loads four [8, 8] matrices of 16-bit elements, `[matrix]` in the result. Every lane of the warp calls it; lane
-    /// 8m + i gives the address of the 16 bytes of row i of matrix m.
-    ///
-    /// A lane gets elements 2c and 2c+1 of row r of each, in the low and the high half, with r = `lane_id() / 4` and
-    /// c = `lane_id() % 4`: what `mma_m16n8k16_bf16` takes.
-    ///
-    /// # Safety
-    /// `address` lies in the block's shared memory and is a multiple of 16.
-    #[inline(always)]
-    pub unsafe fn load_matrices(address: u32) -> [u32; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { backend::load_matrices(address) }
+    instructions! {
+        /// Loads four [8, 8] matrices of 16-bit elements, `[matrix]` in the result. Every lane of the warp calls it; lane
+        /// 8m + i gives the address of the 16 bytes of row i of matrix m.
+        ///
+        /// A lane gets elements 2c and 2c+1 of row r of each, in the low and the high half, with r = `lane_id() / 4` and
+        /// c = `lane_id() % 4`: what `mma_m16n8k16_bf16` takes.
+        ///
+        /// # Safety
+        /// `address` lies in the block's shared memory and is a multiple of 16.
+        pub unsafe fn load_matrices(address: u32) -> [u32; 4];
+
+        /// [`load_matrices`], transposed: a lane gets elements r of rows 2c and 2c+1.
+        ///
+        /// # Safety
+        /// As for [`load_matrices`].
+        pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4];
+
+        /// Stores four [8, 8] matrices of 16-bit elements, transposed: the inverse of [`load_matrices_transposed`]. Every lane of
+        /// the warp calls it; a lane's low and high half are element r of rows 2c and 2c+1 of a matrix, and lane 8m + i gives the
+        /// address of the 16 bytes of row i of matrix m (sm_90).
+        ///
+        /// # Safety
+        /// `address` lies in the block's shared memory and is a multiple of 16.
+        pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]);
+
+        /// Starts copying 16 bytes from global to shared memory. The copied bytes are visible to this thread after
+        /// [`copy_async_wait`], to others after a barrier that follows it.
+        ///
+        /// # Safety
+        /// Both addresses are 16-byte aligned and valid; nobody but this thread writes the source during the launch, and
+        /// this thread only once it has waited.
+        pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64);
+
+        /// [`copy_async_b128`] if `is_there`; otherwise writes 16 zero bytes and reads nothing.
+        ///
+        /// # Safety
+        /// As for [`copy_async_b128`]; `global_address` need not be valid unless `is_there`.
+        pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64, is_there: bool);
+
+        /// Closes the group of copies started since the last commit.
+        pub fn copy_async_commit();
+        /// Waits until at most `PENDING` of this thread's newest groups are still in flight.
+        pub fn copy_async_wait<const PENDING: u32>();
     }
 
-    /// [`load_matrices`], transposed: a lane gets elements r of rows 2c and 2c+1.
-    ///
-    /// # Safety
-    /// As for [`load_matrices`].
-    #[inline(always)]
-    pub unsafe fn load_matrices_transposed(address: u32) -> [u32; 4] {
-        // SAFETY: the caller's promise.
-        unsafe { backend::load_matrices_transposed(address) }
-    }
-
-    /// Stores four [8, 8] matrices of 16-bit elements, transposed: the inverse of [`load_matrices_transposed`]. Every lane of the
-    /// warp calls it; a lane's low and high half are element r of rows 2c and 2c+1 of a matrix, and lane 8m + i gives the address
-    /// of the 16 bytes of row i of matrix m (sm_90).
-    ///
-    /// # Safety
-    /// `address` lies in the block's shared memory and is a multiple of 16.
-    #[inline(always)]
-    pub unsafe fn store_matrices_transposed(address: u32, matrices: [u32; 4]) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::store_matrices_transposed(address, matrices) }
-    }
-
-    /// Starts copying 16 bytes from global to shared memory. The copied bytes are visible to this thread after
-    /// [`copy_async_wait`], to others after a barrier that follows it.
-    ///
-    /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody but this thread writes the source during the launch, and
-    /// this thread only once it has waited.
-    #[inline(always)]
-    pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_async_b128(shared_address, global_address) }
-    }
-
-    /// [`copy_async_b128`] if `is_there`; otherwise writes 16 zero bytes and reads nothing.
-    ///
-    /// # Safety
-    /// As for [`copy_async_b128`]; `global_address` need not be valid unless `is_there`.
-    #[inline(always)]
-    pub unsafe fn copy_async_b128_or_zeros(
-        shared_address: u32,
-        global_address: u64,
-        is_there: bool,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_async_b128_or_zeros(shared_address, global_address, is_there) }
-    }
-
-    /// Closes the group of copies started since the last commit.
-    #[inline(always)]
-    pub fn copy_async_commit() {
-        backend::copy_async_commit()
-    }
-
-    /// Waits until at most `PENDING` of this thread's newest groups are still in flight.
-    #[inline(always)]
-    pub fn copy_async_wait<const PENDING: u32>() {
-        backend::copy_async_wait::<PENDING>()
-    }
-
-    /// Bytes of shared memory of a counter.
+    /// Shared memory that a counter takes.
     pub const COUNTER_BYTES: u32 = 8;
 
-    /// Initializes a counter (`mbarrier`), which counts arriving threads and copied bytes, phase by phase.
-    ///
-    /// A counter for one thread is private to that thread: it counts groups of bulk copies ([`copy_bulk_commit`],
-    /// [`copy_bulk_wait`]). Other counters serve whole warps, which arrive at and wait for them ([`arrive_at_counter`],
-    /// [`wait_for_counter`]) after a barrier that follows the initialization.
-    ///
-    /// # Safety
-    /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
-    #[inline(always)]
-    pub unsafe fn open_counter(counter: u32, threads: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::open_counter(counter, threads) }
-    }
+    instructions! {
+        /// Initializes a counter (`mbarrier`), which counts arriving threads and copied bytes, phase by phase.
+        ///
+        /// A counter for one thread is private to that thread: it counts groups of bulk copies ([`copy_bulk_commit`],
+        /// [`copy_bulk_wait`]). Other counters serve whole warps, which arrive at and wait for them ([`arrive_at_counter`],
+        /// [`wait_for_counter`]) after a barrier that follows the initialization.
+        ///
+        /// # Safety
+        /// `counter` lies in the block's shared memory and is a multiple of 8; nobody accesses it otherwise.
+        pub unsafe fn open_counter(counter: u32, threads: u32);
 
-    /// Arrives at a counter: the warp's earlier accesses are done for threads that have waited for the phase. All lanes call it.
-    ///
-    /// # Safety
-    /// `counter` is open, and for more than one thread. Before this warp arrives at phase n + 2, it, or a warp that it has waited
-    /// for, has waited for phase n.
-    #[inline(always)]
-    pub unsafe fn arrive_at_counter(counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::arrive_at_counter(counter) }
-    }
+        /// Arrives at a counter: the warp's earlier accesses are done for threads that have waited for the phase. All lanes call
+        /// it.
+        ///
+        /// # Safety
+        /// `counter` is open, and for more than one thread. Before this warp arrives at phase n + 2, it, or a warp that it has
+        /// waited for, has waited for phase n.
+        pub unsafe fn arrive_at_counter(counter: u32);
 
-    /// Arrives at a counter once the asynchronous copies that the lanes have started, committed or not, are complete. These
-    /// copies, and these threads' bulk copies of the phase, are done for threads that have waited for the phase; no other access
-    /// is ordered. All lanes call it, and none waits.
-    ///
-    /// # Safety
-    /// As for [`arrive_at_counter`].
-    #[inline(always)]
-    pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::arrive_at_counter_behind_copies(counter) }
-    }
+        /// Arrives at a counter once the asynchronous copies that the lanes have started, committed or not, are complete. These
+        /// copies, and these threads' bulk copies of the phase, are done for threads that have waited for the phase; no other
+        /// access is ordered. All lanes call it, and none waits.
+        ///
+        /// # Safety
+        /// As for [`arrive_at_counter`].
+        pub unsafe fn arrive_at_counter_behind_copies(counter: u32);
 
-    /// Waits for a phase of a counter, numbered from 0: the current phase, or the last one. All lanes of the warp call it.
-    ///
-    /// # Safety
-    /// As for [`arrive_at_counter`].
-    #[inline(always)]
-    pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::wait_for_counter(counter, phase) }
-    }
+        /// Waits for a phase of a counter, numbered from 0: the current phase, or the last one. All lanes of the warp call it.
+        ///
+        /// # Safety
+        /// As for [`arrive_at_counter`].
+        pub unsafe fn wait_for_counter(counter: u32, phase: u32);
 
-    /// Starts a bulk copy (TMA) of `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. This thread arrives at the
-    /// counter later ([`arrive_at_counter`]); the bytes are visible to threads that have waited for that phase. With a private
-    /// counter they are visible to this thread after [`copy_bulk_wait`], to others after a barrier that follows it. Warpgroup
-    /// products may then read them without a fence.
-    ///
-    /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and either
-    /// this thread's own or one for warps.
-    #[inline(always)]
-    pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_bulk(shared_address, global_address, bytes, counter) }
-    }
+        /// Starts a bulk copy (TMA) of `bytes`, a multiple of 16 below 2²⁰, from global to shared memory. This thread arrives at
+        /// the counter later ([`arrive_at_counter`]); the bytes are visible to threads that have waited for that phase. With a
+        /// private counter they are visible to this thread after [`copy_bulk_wait`], to others after a barrier that follows it.
+        /// Warpgroup products may then read them without a fence.
+        ///
+        /// # Safety
+        /// Both addresses are 16-byte aligned and valid; nobody writes the source during the launch; `counter` is open, and
+        /// either this thread's own or one for warps.
+        pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32);
 
-    /// Closes the group of bulk copies started since the last group was closed. Each group is waited for before the next is
-    /// closed.
-    ///
-    /// # Safety
-    /// `counter` is this thread's own.
-    #[inline(always)]
-    pub unsafe fn copy_bulk_commit(counter: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_bulk_commit(counter) }
-    }
+        /// Closes the group of bulk copies started since the last group was closed. Each group is waited for before the next is
+        /// closed.
+        ///
+        /// # Safety
+        /// `counter` is this thread's own.
+        pub unsafe fn copy_bulk_commit(counter: u32);
 
-    /// Starts a bulk store of `bytes`, a multiple of 16, from shared to global memory. The stored data are those visible to this
-    /// thread after the writers' [`fence_shared`](super::warpgroup::fence_shared) and a barrier.
-    ///
-    /// # Safety
-    /// Both addresses are 16-byte aligned and valid; nobody writes the source before [`store_bulk_wait`].
-    #[inline(always)]
-    pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::store_bulk(global_address, shared_address, bytes) }
-    }
+        /// Starts a bulk store of `bytes`, a multiple of 16, from shared to global memory. The stored data are those visible to
+        /// this thread after the writers' [`fence_shared`](super::warpgroup::fence_shared) and a barrier.
+        ///
+        /// # Safety
+        /// Both addresses are 16-byte aligned and valid; nobody writes the source before [`store_bulk_wait`].
+        pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32);
 
-    /// Waits until this thread's bulk stores have read their sources. The stores complete before the launch ends.
-    #[inline(always)]
-    pub fn store_bulk_wait() {
-        backend::store_bulk_wait()
-    }
+        /// Waits until this thread's bulk stores have read their sources. The stores complete before the launch ends.
+        pub fn store_bulk_wait();
 
-    /// Waits for group `group`, numbered from 0; it is the last group that was closed.
-    ///
-    /// # Safety
-    /// `counter` is this thread's own.
-    #[inline(always)]
-    pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::copy_bulk_wait(counter, group) }
+        /// Waits for group `group`, numbered from 0; it is the last group that was closed.
+        ///
+        /// # Safety
+        /// `counter` is this thread's own.
+        pub unsafe fn copy_bulk_wait(counter: u32, group: u32);
     }
 }
 
@@ -679,95 +571,81 @@ pub mod shared {
 pub mod cluster {
     use super::backend;
 
-    /// Arrives at the cluster's barrier without ordering memory. This thread calls [`wait`] before it arrives again.
+    /// Comes to the cluster's barrier, and orders nothing. A [`wait`] of this thread follows before it comes again.
     #[inline(always)]
     pub fn arrive_relaxed() {
         backend::cluster_arrive_relaxed()
     }
 
-    /// Arrives at the cluster's barrier; this thread's earlier accesses are done for threads that wait. This thread calls
-    /// [`wait`] before it arrives again.
+    /// Comes to the cluster's barrier; for those that wait, what this thread did before is done. A [`wait`] of this
+    /// thread follows before it comes again.
     #[inline(always)]
     pub fn arrive() {
         backend::cluster_arrive()
     }
 
-    /// Waits until all threads of the cluster that have not exited have arrived at the barrier. A thread calls it once after each
-    /// of its arrivals.
+    /// Waits until all threads of the cluster that have not exited have come to the barrier. Each arrival of a thread
+    /// is followed by one.
     #[inline(always)]
     pub fn wait() {
         backend::cluster_wait()
     }
 
     macro_rules! stores {
-        ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(
+        ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
-            /// A block other than the thread's own must be running: the thread has waited for the cluster before. That block
-            /// waits for the cluster once more, in a phase at which this thread arrives with [`arrive`] after the store.
+            /// Another block than the thread's own has to be there: the thread has waited for the cluster before, and
+            /// the block waits for it once more, in a phase to which the thread comes by [`arrive`] after the store.
             ///
             /// # Safety
-            /// `rank` is that of a block of the cluster; `address` lies in a block's shared memory, at the same place in all
-            /// blocks, and is aligned to the access.
-            #[inline(always)]
-            pub unsafe fn $store(address: u32, rank: u32, value: $t) {
-                // SAFETY: the caller's promise.
-                unsafe { backend::$store(address, rank, value) }
-            }
-        )*};
+            /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in
+            /// all, and is aligned to the access.
+            pub unsafe fn $store(address: u32, rank: u32, value: $t);
+        })*};
     }
 
     stores! {
-        /// Stores four bytes at `address` in the shared memory of block `rank` of the cluster.
+        /// Stores four bytes to the place `address` of the shared memory of block `rank` of the cluster.
         store_shared_b32_at: u32;
-        /// Stores sixteen bytes at `address` in the shared memory of block `rank` of the cluster.
+        /// Stores sixteen bytes to the place `address` of the shared memory of block `rank` of the cluster.
         store_shared_b128_at: [u32; 4];
     }
 
-    /// Bytes of shared memory of a mailbox.
+    /// Shared memory that a mailbox takes.
     pub const MAILBOX_BYTES: u32 = 8;
 
-    /// Initializes a mailbox, to be used once, in the [`MAILBOX_BYTES`] at `mailbox`, for `bytes` bytes, fewer than 2²⁰, that
-    /// will be sent to it. One thread of the block calls it.
-    ///
-    /// A phase of the cluster's barrier separates this call from the first send or wait: this thread arrives at the barrier
-    /// ([`arrive_relaxed`] suffices), and each sender and waiter has waited for that phase. From then on nobody loads or stores
-    /// the mailbox itself.
-    ///
-    /// If anything is sent to the mailbox, all `bytes` are sent, and a thread of the block waits for them: the block then cannot
-    /// exit before they have arrived.
-    ///
-    /// # Safety
-    /// `mailbox` lies in the block's shared memory and is a multiple of 8.
-    #[inline(always)]
-    pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::open_mailbox(mailbox, bytes) }
-    }
+    instructions! {
+        /// Initializes a mailbox, to be used once, in the [`MAILBOX_BYTES`] at `mailbox`, for `bytes` bytes, fewer than 2²⁰, that
+        /// will be sent to it. One thread of the block calls it.
+        ///
+        /// A phase of the cluster's barrier separates this call from the first send or wait: this thread arrives at the barrier
+        /// ([`arrive_relaxed`] suffices), and each sender and waiter has waited for that phase. From then on nobody loads or
+        /// stores the mailbox itself.
+        ///
+        /// If anything is sent to the mailbox, all `bytes` are sent, and a thread of the block waits for them: the block then
+        /// cannot exit before they have arrived.
+        ///
+        /// # Safety
+        /// `mailbox` lies in the block's shared memory and is a multiple of 8.
+        pub unsafe fn open_mailbox(mailbox: u32, bytes: u32);
 
-    /// Sends four bytes to `address` in the shared memory of block `rank` of the cluster, which may be the thread's own, and
-    /// counts them in the mailbox there.
-    ///
-    /// They are visible to a thread of that block that has returned from [`wait_mailbox`], and to threads that a barrier orders
-    /// after it; to no other thread, this one included. The send orders none of this thread's other accesses.
-    ///
-    /// # Safety
-    /// `rank` is that of a block of the cluster; `address` lies in a block's shared memory, at the same place in all blocks, and
-    /// is a multiple of 4; `mailbox` is open there.
-    #[inline(always)]
-    pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::send_b32(address, rank, value, mailbox) }
-    }
+        /// Sends four bytes to `address` in the shared memory of block `rank` of the cluster, which may be the thread's own, and
+        /// counts them in the mailbox there.
+        ///
+        /// They are visible to a thread of that block that has returned from [`wait_mailbox`], and to threads that a barrier
+        /// orders after it; to no other thread, this one included. The send orders none of this thread's other accesses.
+        ///
+        /// # Safety
+        /// `rank` is that of a block of the cluster; `address` lies in a block's shared memory, at the same place in all blocks,
+        /// and is a multiple of 4; `mailbox` is open there.
+        pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32);
 
-    /// Waits until all bytes that a mailbox of this block was opened for have arrived: they are then visible to this thread.
-    ///
-    /// # Safety
-    /// `mailbox` is open in this block.
-    #[inline(always)]
-    pub unsafe fn wait_mailbox(mailbox: u32) {
-        // SAFETY: the caller's promise.
-        unsafe { backend::wait_mailbox(mailbox) }
+        /// Waits until all bytes that a mailbox of this block was opened for have arrived: they are then visible to this thread.
+        ///
+        /// # Safety
+        /// `mailbox` is open in this block.
+        pub unsafe fn wait_mailbox(mailbox: u32);
     }
 }
 
@@ -776,100 +654,39 @@ pub mod cluster {
 pub mod float {
     use super::backend;
 
-    /// `a * b + c`, rounded once.
-    #[inline(always)]
-    pub fn fma(a: f32, b: f32, c: f32) -> f32 {
-        backend::fma(a, b, c)
-    }
-
-    /// Minimum; NaN if either is NaN.
-    #[inline(always)]
-    pub fn minimum(a: f32, b: f32) -> f32 {
-        backend::minimum(a, b)
-    }
-
-    /// Maximum; NaN if either is NaN.
-    #[inline(always)]
-    pub fn maximum(a: f32, b: f32) -> f32 {
-        backend::maximum(a, b)
-    }
-
-    /// 2ˣ, 2 ulp.
-    #[inline(always)]
-    pub fn exp2(x: f32) -> f32 {
-        backend::exp2(x)
-    }
-
-    /// log₂ x: absolute error 2⁻²² for x in (0.5, 2), relative 2⁻²² elsewhere.
-    #[inline(always)]
-    pub fn log2(x: f32) -> f32 {
-        backend::log2(x)
-    }
-
-    /// 1/x, 1 ulp.
-    #[inline(always)]
-    pub fn reciprocal(x: f32) -> f32 {
-        backend::reciprocal(x)
-    }
-
-    /// 1/√x, relative error 2⁻²².
-    #[inline(always)]
-    pub fn rsqrt(x: f32) -> f32 {
-        backend::rsqrt(x)
-    }
-
-    /// Two f32 rounded to nearest-even bf16; `low` in the low half.
-    #[inline(always)]
-    pub fn pack_bf16x2(low: f32, high: f32) -> u32 {
-        backend::pack_bf16x2(low, high)
-    }
-
-    /// Two f32 rounded to nearest-even f16; `low` in the low half.
-    #[inline(always)]
-    pub fn pack_f16x2(low: f32, high: f32) -> u32 {
-        backend::pack_f16x2(low, high)
-    }
-
-    /// Two f32 rounded to nearest-even bf16, or, if `is_f16`, to f16 clamped to ±65504; NaN stays NaN; `low` in the low half.
-    #[inline(always)]
-    pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32 {
-        backend::pack_b16x2(low, high, is_f16)
-    }
-
-    /// Converts a word's two bf16, or f16 if `is_f16`, to f32, low half first.
-    #[inline(always)]
-    pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
-        backend::b16x2_to_f32(word, is_f16)
-    }
-
-    /// a · b for the f16 halves of two words, rounded to nearest-even f16.
-    #[inline(always)]
-    pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
-        backend::multiply_f16x2(a, b)
-    }
-
-    /// a + b for the f16 halves of two words, rounded to nearest-even f16.
-    #[inline(always)]
-    pub fn add_f16x2(a: u32, b: u32) -> u32 {
-        backend::add_f16x2(a, b)
-    }
-
-    /// a · b + c for the f16 halves of three words, rounded once to nearest-even f16.
-    #[inline(always)]
-    pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
-        backend::fma_f16x2(a, b, c)
-    }
-
-    /// The larger magnitude for each f16 half of two words; NaN (0x7fff) if one of them is NaN.
-    #[inline(always)]
-    pub fn larger_f16x2(a: u32, b: u32) -> u32 {
-        backend::larger_f16x2(a, b)
-    }
-
-    /// Converts the f16 with these bits to f32.
-    #[inline(always)]
-    pub fn f16_to_f32(bits: u16) -> f32 {
-        backend::f16_to_f32(bits)
+    instructions! {
+        /// `a * b + c`, rounded once.
+        pub fn fma(a: f32, b: f32, c: f32) -> f32;
+        /// Minimum; NaN if either is NaN.
+        pub fn minimum(a: f32, b: f32) -> f32;
+        /// Maximum; NaN if either is NaN.
+        pub fn maximum(a: f32, b: f32) -> f32;
+        /// 2ˣ, 2 ulp.
+        pub fn exp2(x: f32) -> f32;
+        /// log₂ x: absolute error 2⁻²² for x in (0.5, 2), relative 2⁻²² elsewhere.
+        pub fn log2(x: f32) -> f32;
+        /// 1/x, 1 ulp.
+        pub fn reciprocal(x: f32) -> f32;
+        /// 1/√x, relative error 2⁻²².
+        pub fn rsqrt(x: f32) -> f32;
+        /// Two f32 rounded to nearest-even bf16; `low` in the low half.
+        pub fn pack_bf16x2(low: f32, high: f32) -> u32;
+        /// Two f32 rounded to nearest-even f16; `low` in the low half.
+        pub fn pack_f16x2(low: f32, high: f32) -> u32;
+        /// Two f32 rounded to nearest-even bf16, or, if `is_f16`, to f16 clamped to ±65504; NaN stays NaN; `low` in the low half.
+        pub fn pack_b16x2(low: f32, high: f32, is_f16: bool) -> u32;
+        /// Converts a word's two bf16, or f16 if `is_f16`, to f32, low half first.
+        pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2];
+        /// a · b for the f16 halves of two words, rounded to nearest-even f16.
+        pub fn multiply_f16x2(a: u32, b: u32) -> u32;
+        /// a + b for the f16 halves of two words, rounded to nearest-even f16.
+        pub fn add_f16x2(a: u32, b: u32) -> u32;
+        /// a · b + c for the f16 halves of three words, rounded once to nearest-even f16.
+        pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32;
+        /// The larger magnitude for each f16 half of two words; NaN (0x7fff) if one of them is NaN.
+        pub fn larger_f16x2(a: u32, b: u32) -> u32;
+        /// Converts the f16 with these bits to f32.
+        pub fn f16_to_f32(bits: u16) -> f32;
     }
 }
 
@@ -878,7 +695,7 @@ pub(crate) use backend::load_time_constant;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use backend::load_time_constants;
 
-/// An opaque trip count (docs/compiler.md): the loop up to it is not unrolled, for code that must stay small.
+/// An opaque trip count (docs/compiler.md): the loop up to it stays, for code that is to be small.
 #[inline(always)]
 pub fn unknown(x: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -887,7 +704,7 @@ pub fn unknown(x: u32) -> u32 {
     x
 }
 
-/// Marks the branch that calls it as rarely taken (docs/compiler.md): code after it keeps its likelihood, and is inlined as
+/// Says that the branch which calls it is taken rarely (docs/compiler.md): code behind it stays as likely, and is inlined as
 /// without the call.
 #[inline(always)]
 pub fn rarely() {

@@ -1,13 +1,8 @@
 //! GDN MTP verify: several tokens per sequence, which are drafted ones to verify, or saved ones to commit.
 //!
-//! Per value head hv with query/key head h and state S: [V, K] (Gated DeltaNet, arXiv 2412.06464), for each token t:
-//!     k̂ = k rsqrt(Σk² + 1e-6)    q̂ = q rsqrt(Σq² + 1e-6) scale                        (1)
-//!     S ← α S                                                                         (2) decay
-//!     δ = β (v − S k̂)                                                                 (3) from the decayed S
-//!     S ← S + δ k̂ᵀ                                                                    (4)
-//!     o = S q̂                                                                         (5) from the written S
-//! [`super::recurrent`] goes token by token. [`Parallel`] never computes the states between the first and the last. With g_t = Σ
-//! log α up to token t, and S₀ the state before all tokens:
+//! Steps (1) to (5) are those of GDN (Gated DeltaNet, arXiv 2412.06464) in [`super::recurrent`], which goes token by token.
+//! [`Parallel`] never computes the states between the first and the last. With g_t = Σ log α up to token t, and S₀ the state before
+//! all tokens:
 //!     M[r, s] = −β_r e^(g_r − g_s) k̂_r·k̂_s for r > s      T = (I − M)⁻¹ diag(β)         (a)
 //!     R_t = v_t − e^g_t S₀ k̂_t                                                         (b)
 //!     δ = T R                                                                         (c) all of (3)
@@ -23,9 +18,8 @@
 //!          solver computes (a) and W while the state is loaded
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to the slot that it writes; o
 //!          of packed tokens that belong to no row is zero; an absent token has k = q = v = 0, α = 1, β = 0
-//! Range    NaN from finite inputs only where S k or S q of the raw k and q leaves f32, whatever the gates (k and q whose squares
-//!          overflow in f32 are first multiplied by a power of two); a NaN among the inputs is never dropped
-//! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
+//! Range    as in [`super::recurrent`]
+//! Cost     as in [`super::recurrent`]
 //! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
 
 pub use crate::recurrent::Parallel;

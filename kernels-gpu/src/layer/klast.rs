@@ -34,7 +34,7 @@ pub struct KLast<
 >(PhantomData<(G, S)>);
 
 impl<
-    G,
+    G: Decays,
     S: StateElement,
     const K: u32,
     const V: u32,
@@ -59,6 +59,48 @@ impl<
     const SUMS: u32 = Self::TILE * 4;
     const HEAD_SUMS: u32 = Self::BLOCKS * Self::WARPS;
     const HEAD_BYTES: u32 = Self::SUMS + Self::HEAD_SUMS * 4;
+
+    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn give(part: &Part, y: f32) {
+        let smem = dynamic_shared_mem();
+        if part.of == Qkv::Value {
+            let (r, v) = (part.own / Self::TILE, part.own % Self::TILE);
+            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + v * 4;
+            store_shared_b32(address, y.to_bits());
+            return;
+        }
+        let first = match part.of {
+            Qkv::Query => Self::Q,
+            _ => Self::KEYS,
+        };
+        let address = smem + first + position::<S>(Self::LANES, part.own);
+        each!(rank in 0..Self::BLOCKS => {
+            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+        });
+    }
+
+    /// Sum of the squares of o over the rows of this warp, neighbours first.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn squares(o: [f32; ROWS]) -> f32 {
+        let mut sums = o.map(|o| o * o);
+        let mut stride = 1;
+        while stride < ROWS {
+            let mut i = 0;
+            while i < ROWS {
+                sums[i] += sums[i + stride];
+                i += 2 * stride;
+            }
+            stride *= 2;
+        }
+        let mut sum = sums[0];
+        let mut lane_mask = Self::LANES;
+        while lane_mask < 32 {
+            sum += warp_shuffle_xor(sum, lane_mask);
+            lane_mask *= 2;
+        }
+        sum
+    }
 }
 
 impl<
@@ -108,11 +150,7 @@ impl<
         let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let thread = thread_idx_x() % THREADS;
         let group = thread / Self::LANES;
-        let share = Share {
-            lane: thread % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread, Self::LANES);
         let own = group * ROWS as u32;
         let first = row.tile * Self::TILE + own;
         let wide = c.wide_io != 0;
@@ -213,58 +251,5 @@ impl<
                 elements::store(o, tokens.o.at(0, first), c.o_element, wide);
             }
         }
-    }
-}
-
-impl<
-    G: Decays,
-    S: StateElement,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const THREADS: u32,
-    const PARTS: usize,
-> KLast<G, S, K, V, ROWS, THREADS, PARTS>
-{
-    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give(part: &Part, y: f32) {
-        let smem = dynamic_shared_mem();
-        if part.of == Qkv::Value {
-            let (r, v) = (part.own / Self::TILE, part.own % Self::TILE);
-            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + v * 4;
-            store_shared_b32(address, y.to_bits());
-            return;
-        }
-        let first = match part.of {
-            Qkv::Query => Self::Q,
-            _ => Self::KEYS,
-        };
-        let address = smem + first + position::<S>(Self::LANES, part.own);
-        each!(rank in 0..Self::BLOCKS => {
-            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-        });
-    }
-
-    /// Sum of the squares of o over the rows of this warp, neighbours first.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn squares(o: [f32; ROWS]) -> f32 {
-        let mut sums = o.map(|o| o * o);
-        let mut stride = 1;
-        while stride < ROWS {
-            let mut i = 0;
-            while i < ROWS {
-                sums[i] += sums[i + stride];
-                i += 2 * stride;
-            }
-            stride *= 2;
-        }
-        let mut sum = sums[0];
-        let mut lane_mask = Self::LANES;
-        while lane_mask < 32 {
-            sum += warp_shuffle_xor(sum, lane_mask);
-            lane_mask *= 2;
-        }
-        sum
     }
 }

@@ -46,7 +46,7 @@ pub(crate) use parallel::{Layer, MOST_BLOCKS, Rings};
 pub(crate) use place::Place;
 pub(crate) use slices::Slices;
 pub use vlast::VLast;
-pub(crate) use whole::{Ahead, Whole, finish, store_zeros};
+pub(crate) use whole::{Ahead, Whole, description, finish, store_zeros};
 pub use whole_klast::WholeKLast;
 pub use whole_vlast::WholeVLast;
 

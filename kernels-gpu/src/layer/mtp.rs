@@ -8,7 +8,7 @@ use crate::device::cluster;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::Family;
+use crate::launch::{Computes, Description, Family, Layout, Shared};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, load_one};
@@ -104,6 +104,28 @@ pub trait Mtp {
         if Self::BLOCKS > 1 {
             cluster::wait();
         }
+    }
+}
+
+/// The description of a kernel in such blocks, on states of `S`.
+pub const fn description<W: Mtp, S: StateElement>(layout: Layout) -> Description {
+    let family = Family::RECURRENT.in_layer();
+    let computes = Computes::new(family, W::Decays::OF_CHANNELS, [W::K, W::V]);
+    Description {
+        tiles: W::BLOCKS,
+        max_heads: 16,
+        cluster: W::BLOCKS,
+        shared_of_channels: Shared {
+            per_token_of_head: W::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: W::TOKENS,
+            per_token: W::TOKEN_BYTES,
+            per_token_of_head: W::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(W::THREADS, computes.on(layout, S::ELEMENT))
     }
 }
 

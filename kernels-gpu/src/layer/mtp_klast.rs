@@ -2,14 +2,14 @@
 
 use core::marker::PhantomData;
 
-use super::mtp::{LayerStep, Mtp};
+use super::mtp::{LayerStep, Mtp, description};
 use super::position;
 use super::slices::Slices;
 use crate::device::rarely;
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{FULL_MASK, lane_id, sync_warp};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Kernel, Layout};
 use crate::math::each::each;
 use crate::recurrent::gates::LaneGates;
 use crate::recurrent::klast::{
@@ -54,6 +54,107 @@ impl<
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
     /// Rows of a slice.
     const SLICE: u32 = Self::GROUPS * ROWS as u32;
+
+    /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the groups take
+    /// turns, whose first is loaded. All threads of the block call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn prepare(
+        launch: &LayerStep,
+        (tokens, before): (&Tokens, u32),
+        mut turn: Turn,
+        share: Share,
+    ) {
+        let c = launch.c;
+        let count = tokens.count * c.ratio;
+        // All lanes of a warp stay together: a group that has no turn repeats the last.
+        let is_due = |n: u32| n / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < count;
+        let mut n = thread_idx_x() / Self::LANES;
+        while is_due(n) {
+            let (i, r) = (before + tokens.nearest(n / c.ratio), n % c.ratio);
+            let (token, head) = (Self::token(c, i), Self::head(c, i, r));
+            // SAFETY: the caller's promise; a head's bytes have one writer.
+            unsafe {
+                let (k, q) = (
+                    load_parts::<PARTS>(token, share),
+                    load_parts::<PARTS>(token + Self::Q, share),
+                );
+                let gates = turn.gates.values::<G>(c, Self::LANES, false);
+                let norms = norms((k, q), Self::LANES);
+                let made = Token::new(c, (k, q), norms, gates, turn.slot);
+                if n < count {
+                    if G::per_channel(c) {
+                        store_channels(head + Self::DECAY, share, made.decay);
+                    }
+                    if share.lane == 0 {
+                        store_factors(head + Self::FACTORS, made.factors);
+                        if r == 0 {
+                            store_slot(c, token + Self::SLOT, made.slot);
+                        }
+                    }
+                }
+                n += Self::GROUPS;
+                if is_due(n) {
+                    turn = Turn::load::<G, S, K>(launch, tokens, n, share);
+                }
+            }
+        }
+    }
+
+    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
+    /// turns. All threads of the block call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn shrink(launch: &LayerStep, tokens: u32, share: Share) {
+        let c = launch.c;
+        // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
+        unsafe {
+            sync_threads();
+            let mut i = thread_idx_x() / 32;
+            while i < tokens {
+                let token = Self::token(c, i);
+                let channels = (
+                    load_parts::<PARTS>(token, share),
+                    load_parts::<PARTS>(token + Self::Q, share),
+                );
+                let ((k, q), norms) = normable(c, channels, Self::LANES);
+                sync_warp(FULL_MASK);
+                if lane_id() < Self::LANES {
+                    store_parts(token, share, k);
+                    store_parts(token + Self::Q, share, q);
+                }
+                if lane_id() == 0 {
+                    launch.store_norms::<Self>(i, norms);
+                }
+                i += THREADS / 32;
+            }
+            sync_threads();
+        }
+    }
+
+    /// Prepared token `i` of head `r`, v of this group's rows, the first of which is number `own` of the tile, and where
+    /// these are.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn prepared(
+        c: &StepConstants,
+        (i, r, own): (u32, u32, u32),
+        share: Share,
+    ) -> (Token<PARTS>, [f32; ROWS], u32) {
+        let (token, head) = (Self::token(c, i), Self::head(c, i, r));
+        let values = head + own * 4;
+        let mut v = [0.0; ROWS];
+        each!(n in 0..ROWS => v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4)));
+        let made = Token {
+            k: load_parts(token, share),
+            q: load_parts(token + Self::Q, share),
+            decay: if G::per_channel(c) {
+                load_channels(head + Self::DECAY, share)
+            } else {
+                [0.0; 8]
+            },
+            factors: load_factors(head + Self::FACTORS, G::per_channel(c)),
+            slot: load_slot(c, token + Self::SLOT),
+        };
+        (made, v, values)
+    }
 }
 
 impl<
@@ -96,25 +197,8 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        tiles: V / TILE,
-        max_heads: 16,
         min_blocks_per_sm: 512 / THREADS,
-        shared_of_channels: Shared {
-            per_token_of_head: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        cluster: V / TILE,
-        shared: Shared {
-            block: Self::TOKENS,
-            per_token: Self::TOKEN_BYTES,
-            per_token_of_head: Self::HEAD_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(Family::RECURRENT.in_layer(), G::OF_CHANNELS, [K, V])
-                .on(Layout::KLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Layout::KLast)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -129,11 +213,7 @@ impl<
         };
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
         // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads;
@@ -289,119 +369,5 @@ impl Turn {
             gates: LaneGates::load::<G, S, K>(c, params, row, &own, t, share),
             slot: token_slot(c, params, row.b, t),
         }
-    }
-}
-
-impl<
-    G: Decays,
-    S: StateElement,
-    const K: u32,
-    const V: u32,
-    const TILE: u32,
-    const ROWS: usize,
-    const THREADS: u32,
-    const DEPTH: u32,
-    const PARTS: usize,
-> MtpKLast<G, S, K, V, TILE, ROWS, THREADS, DEPTH, PARTS>
-{
-    /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the groups take
-    /// turns, whose first is loaded. All threads of the block call it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn prepare(
-        launch: &LayerStep,
-        (tokens, before): (&Tokens, u32),
-        mut turn: Turn,
-        share: Share,
-    ) {
-        let c = launch.c;
-        let count = tokens.count * c.ratio;
-        // All lanes of a warp stay together: a group that has no turn repeats the last.
-        let is_due = |n: u32| n / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < count;
-        let mut n = thread_idx_x() / Self::LANES;
-        while is_due(n) {
-            let (i, r) = (before + tokens.nearest(n / c.ratio), n % c.ratio);
-            let (token, head) = (Self::token(c, i), Self::head(c, i, r));
-            // SAFETY: the caller's promise; a head's bytes have one writer.
-            unsafe {
-                let (k, q) = (
-                    load_parts::<PARTS>(token, share),
-                    load_parts::<PARTS>(token + Self::Q, share),
-                );
-                let gates = turn.gates.values::<G>(c, Self::LANES, false);
-                let norms = norms((k, q), Self::LANES);
-                let made = Token::new(c, (k, q), norms, gates, turn.slot);
-                if n < count {
-                    if G::per_channel(c) {
-                        store_channels(head + Self::DECAY, share, made.decay);
-                    }
-                    if share.lane == 0 {
-                        store_factors(head + Self::FACTORS, made.factors);
-                        if r == 0 {
-                            store_slot(c, token + Self::SLOT, made.slot);
-                        }
-                    }
-                }
-                n += Self::GROUPS;
-                if is_due(n) {
-                    turn = Turn::load::<G, S, K>(launch, tokens, n, share);
-                }
-            }
-        }
-    }
-
-    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
-    /// turns. All threads of the block call it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn shrink(launch: &LayerStep, tokens: u32, share: Share) {
-        let c = launch.c;
-        // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
-        unsafe {
-            sync_threads();
-            let mut i = thread_idx_x() / 32;
-            while i < tokens {
-                let token = Self::token(c, i);
-                let channels = (
-                    load_parts::<PARTS>(token, share),
-                    load_parts::<PARTS>(token + Self::Q, share),
-                );
-                let ((k, q), norms) = normable(c, channels, Self::LANES);
-                sync_warp(FULL_MASK);
-                if lane_id() < Self::LANES {
-                    store_parts(token, share, k);
-                    store_parts(token + Self::Q, share, q);
-                }
-                if lane_id() == 0 {
-                    launch.store_norms::<Self>(i, norms);
-                }
-                i += THREADS / 32;
-            }
-            sync_threads();
-        }
-    }
-
-    /// Prepared token `i` of head `r`, v of this group's rows, the first of which is number `own` of the tile, and where
-    /// these are.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn prepared(
-        c: &StepConstants,
-        (i, r, own): (u32, u32, u32),
-        share: Share,
-    ) -> (Token<PARTS>, [f32; ROWS], u32) {
-        let (token, head) = (Self::token(c, i), Self::head(c, i, r));
-        let values = head + own * 4;
-        let mut v = [0.0; ROWS];
-        each!(n in 0..ROWS => v[n] = f32::from_bits(load_shared_b32(values + n as u32 * 4)));
-        let made = Token {
-            k: load_parts(token, share),
-            q: load_parts(token + Self::Q, share),
-            decay: if G::per_channel(c) {
-                load_channels(head + Self::DECAY, share)
-            } else {
-                [0.0; 8]
-            },
-            factors: load_factors(head + Self::FACTORS, G::per_channel(c)),
-            slot: load_slot(c, token + Self::SLOT),
-        };
-        (made, v, values)
     }
 }

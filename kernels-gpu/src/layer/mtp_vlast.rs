@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use super::mtp::{LayerStep, Mtp};
+use super::mtp::{LayerStep, Mtp, description};
 use super::slices::Slices;
 use super::warp_channels;
 use crate::device::rarely;
@@ -11,7 +11,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::lane_id;
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::reduce::pairwise_sum;
@@ -109,26 +109,9 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        tiles: V / TILE,
-        max_heads: 16,
         // What a thread has of f32 states leaves no room for more.
         min_blocks_per_sm: if S::BYTES == 4 { 384 } else { 512 } / THREADS,
-        shared_of_channels: Shared {
-            per_token_of_head: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        cluster: V / TILE,
-        shared: Shared {
-            block: Self::TOKENS,
-            per_token: Self::TOKEN_BYTES,
-            per_token_of_head: Self::HEAD_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(Family::RECURRENT.in_layer(), G::OF_CHANNELS, [K, V])
-                .on(Layout::VLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Layout::VLast)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -177,11 +160,7 @@ impl<
                     n % Self::SLICES * Self::COLUMNS,
                 )
             };
-            let share = |own: u32| Share {
-                lane: thread % LANES,
-                lanes: LANES,
-                first: row.tile * TILE + own,
-            };
+            let share = |own: u32| Share::of(thread, LANES).from(row.tile * TILE + own);
             let start = |s: u32| {
                 let (is_there, r, own) = columns(s);
                 copies.start(s % DEPTH, is_there, share(own), || {

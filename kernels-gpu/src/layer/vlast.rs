@@ -39,8 +39,15 @@ pub struct VLast<
     const CHANNELS: usize,
 >(PhantomData<(G, S)>);
 
-impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize, const CHANNELS: usize>
-    VLast<G, S, K, V, LANES, ROWS, CHANNELS>
+impl<
+    G: Decays,
+    S: StateElement,
+    const K: u32,
+    const V: u32,
+    const LANES: u32,
+    const ROWS: usize,
+    const CHANNELS: usize,
+> VLast<G, S, K, V, LANES, ROWS, CHANNELS>
 {
     /// Columns of a block.
     const COLUMNS: u32 = LANES * FRAGMENT;
@@ -61,6 +68,44 @@ impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize, cons
     const SUMS: u32 = Self::DECAY + K * 4;
     const HEAD_SUMS: u32 = Self::BLOCKS * Self::OWNERS;
     const HEAD_BYTES: u32 = Self::SUMS + (Self::HEAD_SUMS * 4).next_multiple_of(16);
+
+    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn give(part: &Part, y: f32) {
+        let smem = dynamic_shared_mem();
+        if part.of == Qkv::Value {
+            let (r, v) = (part.own / Self::COLUMNS, part.own % Self::COLUMNS);
+            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES + v * 4;
+            store_shared_b32(address, y.to_bits());
+            return;
+        }
+        let first = match part.of {
+            Qkv::Query => Self::Q,
+            _ => Self::KEYS,
+        };
+        each!(rank in 0..Self::BLOCKS => {
+            let address = smem + first + part.own * 4;
+            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
+        });
+    }
+
+    /// Leaves q, k and v as they come, of the block's first head and of this one.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn give_qkv(c: &StepConstants, tokens: &Tokens, share: Share, thread: u32, r: u32) {
+        let smem = dynamic_shared_mem();
+        if r == 0 && thread < K {
+            let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
+            let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
+            store_shared_b32(smem + Self::KEYS + thread * 4, k.to_bits());
+            store_shared_b32(smem + Self::Q + thread * 4, q.to_bits());
+        }
+        if thread < Self::COLUMNS {
+            let v = tokens.v.at(0, share.first + thread);
+            let [v] = load_one(v, c.v_element).to_f32(c.v_element);
+            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES;
+            store_shared_b32(address + thread * 4, v.to_bits());
+        }
+    }
 }
 
 impl<
@@ -112,11 +157,7 @@ impl<
         let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, Self::THREADS);
         let thread = thread_idx_x() % Self::THREADS;
         let warp = thread / 32;
-        let share = Share {
-            lane: thread % LANES,
-            lanes: LANES,
-            first: row.tile * Self::COLUMNS,
-        };
+        let share = Share::of(thread, LANES).from(row.tile * Self::COLUMNS);
         let first = thread / LANES * ROWS as u32;
         // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
         let owner = (warp + row.tile + row.hv + row.b) % Self::WARPS;
@@ -250,55 +291,6 @@ impl<
                 let address = tokens.o.at(0, share.first + thread);
                 elements::store([normed], address, c.o_element, false);
             }
-        }
-    }
-}
-
-impl<
-    G: Decays,
-    S: StateElement,
-    const K: u32,
-    const V: u32,
-    const LANES: u32,
-    const ROWS: usize,
-    const CHANNELS: usize,
-> VLast<G, S, K, V, LANES, ROWS, CHANNELS>
-{
-    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give(part: &Part, y: f32) {
-        let smem = dynamic_shared_mem();
-        if part.of == Qkv::Value {
-            let (r, v) = (part.own / Self::COLUMNS, part.own % Self::COLUMNS);
-            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES + v * 4;
-            store_shared_b32(address, y.to_bits());
-            return;
-        }
-        let first = match part.of {
-            Qkv::Query => Self::Q,
-            _ => Self::KEYS,
-        };
-        each!(rank in 0..Self::BLOCKS => {
-            let address = smem + first + part.own * 4;
-            cluster::send_b32(address, rank, y.to_bits(), mail::of_channels());
-        });
-    }
-
-    /// Leaves q, k and v as they come, of the block's first head and of this one.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn give_qkv(c: &StepConstants, tokens: &Tokens, share: Share, thread: u32, r: u32) {
-        let smem = dynamic_shared_mem();
-        if r == 0 && thread < K {
-            let [k] = load_one(tokens.k.at(0, thread), c.k_element).to_f32(c.k_element);
-            let [q] = load_one(tokens.q.at(0, thread), c.q_element).to_f32(c.q_element);
-            store_shared_b32(smem + Self::KEYS + thread * 4, k.to_bits());
-            store_shared_b32(smem + Self::Q + thread * 4, q.to_bits());
-        }
-        if thread < Self::COLUMNS {
-            let v = tokens.v.at(0, share.first + thread);
-            let [v] = load_one(v, c.v_element).to_f32(c.v_element);
-            let address = smem + Self::HEADS + r * Self::HEAD_BYTES + Self::VALUES;
-            store_shared_b32(address + thread * 4, v.to_bits());
         }
     }
 }

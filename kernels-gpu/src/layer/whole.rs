@@ -5,11 +5,13 @@ use super::conv::{Part, Qkv, ThreadChannels};
 use super::norm::{Scale, finish_heads};
 use crate::device::shared::{dynamic_shared_mem, store_shared_b32};
 use crate::device::thread::thread_idx_x;
+use crate::launch::{Computes, Description, Family, Layout, Shared};
 use crate::math::elements::{self, load_one};
 use crate::recurrent::gates::{RawGates, load_gate};
 use crate::recurrent::prepared::bytes_of_channels;
 use crate::recurrent::tokens::{Decays, Tokens};
 use crate::row::Row;
+use crate::state::StateElement;
 use crate::step::{LayerParams, StepConstants};
 
 /// A block that has all value heads of a query/key head. Of what is in its shared memory, in bytes:
@@ -106,6 +108,24 @@ pub trait Whole {
             tiles,
             (first, Self::THREADS, all),
         )
+    }
+}
+
+/// The description of a kernel of `family` in such blocks, on states of `S`.
+pub const fn description<W: Whole, S: StateElement>(family: Family, layout: Layout) -> Description {
+    let computes = Computes::new(family, W::Decays::OF_CHANNELS, [W::K, W::V]);
+    Description {
+        max_heads: 16,
+        shared_of_channels: Shared {
+            per_head: W::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: W::HEADS,
+            per_head: W::HEAD_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(W::THREADS, computes.on(layout, S::ELEMENT))
     }
 }
 

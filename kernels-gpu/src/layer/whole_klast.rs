@@ -3,11 +3,11 @@
 use core::marker::PhantomData;
 
 use super::slices::Slices;
-use super::whole::{Ahead, Whole, finish, store_zeros};
+use super::whole::{Ahead, Whole, description, finish, store_zeros};
 use super::{Place, position};
 use crate::device::shared::{dynamic_shared_mem, load_shared_b32, store_shared_b32};
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Family, Kernel, Layout};
 use crate::math::each::each;
 use crate::recurrent::Decays;
 use crate::recurrent::klast::{Token, check_parts, load_channels, load_parts, normable, step};
@@ -82,23 +82,9 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        max_heads: 16,
         // Several parts of k, q and states would take more than 128 registers, and leave room for one.
         min_blocks_per_sm: if PARTS > 1 { 2 } else { 1 },
-        shared_of_channels: Shared {
-            per_head: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        shared: Shared {
-            block: Self::HEADS,
-            per_head: Self::HEAD_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
-                .on(Layout::KLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Family::DECODE.in_layer(), Layout::KLast)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -109,11 +95,7 @@ impl<
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let group = thread_idx_x() / Self::LANES;
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         let smem = dynamic_shared_mem();
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
         // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads.

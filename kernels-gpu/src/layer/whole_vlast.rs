@@ -3,13 +3,13 @@
 use core::marker::PhantomData;
 
 use super::slices::Slices;
-use super::whole::{Ahead, Whole, finish, store_zeros};
+use super::whole::{Ahead, Whole, description, finish, store_zeros};
 use super::{Place, warp_channels};
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, store_shared_b32,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Family, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::range::overflow;
@@ -95,22 +95,8 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        max_heads: 16,
         min_blocks_per_sm: 1,
-        shared_of_channels: Shared {
-            per_head: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        shared: Shared {
-            block: Self::HEADS,
-            per_head: Self::HEAD_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(Family::DECODE.in_layer(), G::OF_CHANNELS, [K, V])
-                .on(Layout::VLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Family::DECODE.in_layer(), Layout::VLast)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -130,11 +116,7 @@ impl<
         let c = StepConstants::get();
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let (thread, warp) = (thread_idx_x(), thread_idx_x() / 32);
-        let share = |part: u32| Share {
-            lane: thread % LANES,
-            lanes: LANES,
-            first: part * Self::COLUMNS,
-        };
+        let share = |part: u32| Share::of(thread, LANES).from(part * Self::COLUMNS);
         let smem = dynamic_shared_mem();
         let (sums, steps) = (smem + Self::SUMS_OF_WARPS, smem + Self::STEPS);
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its column and its channels

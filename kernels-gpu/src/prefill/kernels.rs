@@ -255,12 +255,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run_role<const WALKS: bool>(params: &PrefillParams) {
         let c = constants();
-        let of_block = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let of_block = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
         // With rows in splits: only in the pass that computes o.
         let is_first = params.first_chunk == 0 && (!M::SPLITS || c.pass == Pass::Output as u32);
         if WALKS && is_first {
@@ -334,12 +330,8 @@ impl<const K: u32> Kernel for Carry<K> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn run(params: &PrefillParams) {
         let c = constants();
-        let row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
         // SAFETY: the caller's promise; a block owns its rows of a state.
         unsafe {
             let span = Span::load(&c, params, row.b);
@@ -427,12 +419,8 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
         // The next launch finds its rows and slots meanwhile.
         let_next_begin();
         let c = constants();
-        let mut row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let mut row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
         let mut heads = 1;
         if const { Self::DESCRIPTION.makes_pairs } && grid_dim_x() < c.ratio {
             heads = 2;

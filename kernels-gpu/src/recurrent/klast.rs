@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use super::gates::LaneGates;
-use super::prepared::Prepared;
+use super::prepared::{Prepared, description};
 use super::slots::{Slots, token_slot};
 use super::tokens::{Decays, Tokens, clear_rest_of_tile};
 use crate::device::float::fma;
@@ -12,7 +12,7 @@ use crate::device::shared::{
     load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, load};
@@ -52,6 +52,121 @@ impl<
     const LANES: u32 = lanes_of(K, PARTS);
     const GROUPS: u32 = THREADS / Self::LANES;
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
+
+    /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn store_after(
+        slots: &Slots,
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        after: (u32, bool, u64),
+        states: &Rows<ROWS, PARTS>,
+        (share, first): (Share, u32),
+    ) {
+        slots.after::<S>(c, params, row, [V, K], after, |head| {
+            each!(r in 0..ROWS => {
+                head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
+            });
+        });
+    }
+
+    /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn load_turn(
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        tokens: &Tokens,
+        share: Share,
+        first: u32,
+    ) -> (RawToken<PARTS>, Raw<ROWS>) {
+        let group = thread_idx_x() / Self::LANES;
+        let v = tokens.v.at(tokens.nearest(share.lane), first);
+        (
+            RawToken::load::<G, S, K>(c, params, row, tokens, tokens.nearest(group), share),
+            load::<ROWS>(v, c.v_element, c.wide_io != 0),
+        )
+    }
+
+    /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the groups take turns, whose
+    /// first is loaded. All threads of the block call it.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn prepare(
+        c: &StepConstants,
+        params: &StepParams,
+        row: Row,
+        (tokens, before): (&Tokens, u32),
+        (mut raw, mut v): (RawToken<PARTS>, Raw<ROWS>),
+        (share, first): (Share, u32),
+    ) {
+        let group = thread_idx_x() / Self::LANES;
+        let smem = Self::token(c, before);
+        let values = smem + Self::VALUES + group * ROWS as u32 * 4;
+        // SAFETY: the caller's promise; each token's bytes have one writer, and so has each v.
+        unsafe {
+            let mut t = share.lane;
+            while t < tokens.count {
+                let v_of_rows = v.to_f32(c.v_element);
+                each!(r in 0..ROWS => {
+                    let address = values + t * Self::token_bytes(c) + r as u32 * 4;
+                    store_shared_b32(address, v_of_rows[r].to_bits());
+                });
+                t += Self::LANES;
+                if t < tokens.count {
+                    v = load::<ROWS>(tokens.v.at(t, first), c.v_element, c.wide_io != 0);
+                }
+            }
+            // All lanes of a warp stay together: a group that has no token repeats the last.
+            let mut t = group;
+            let is_due = |t: u32| t / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < tokens.count;
+            while is_due(t) {
+                let token = raw.values::<G>(c, Self::LANES, false);
+                let smem = smem + t * Self::token_bytes(c);
+                if t < tokens.count {
+                    store_parts(smem, share, token.k);
+                    store_parts(smem + Self::Q, share, token.q);
+                    if G::per_channel(c) {
+                        store_channels(smem + Self::DECAY, share, token.decay);
+                    }
+                    if share.lane == 0 {
+                        Self::store_factors(c, smem, token.factors, token.slot);
+                    }
+                }
+                t += Self::GROUPS;
+                if is_due(t) {
+                    let nearest = tokens.nearest(t);
+                    raw = RawToken::load::<G, S, K>(c, params, row, tokens, nearest, share);
+                }
+            }
+        }
+    }
+
+    /// Prepared token `i`, and v of this group's rows.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
+        let smem = Self::token(c, i);
+        let group = thread_idx_x() / Self::LANES;
+        let factors = Self::factors(c, smem);
+        let mut v = [0.0; ROWS];
+        each!(r in 0..ROWS => {
+            let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
+            v[r] = f32::from_bits(load_shared_b32(address));
+        });
+        let slot = Self::slot(c, smem);
+        let token = Token {
+            slot,
+            k: load_parts(smem, share),
+            q: load_parts(smem + Self::Q, share),
+            decay: if G::per_channel(c) {
+                load_channels(smem + Self::DECAY, share)
+            } else {
+                [0.0; 8]
+            },
+            factors,
+        };
+        (token, v)
+    }
 }
 
 impl<
@@ -335,25 +450,13 @@ impl<
     type Params = StepParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        tiles: V / Self::TILE,
         // Several parts of k, q and states are more than 128 registers; of K = 96, of views that are not aligned, more than 168.
         min_blocks_per_sm: match (PARTS > 1, K) {
             (true, 96) => 256,
             (true, _) => 384,
             (false, _) => 512,
         } / THREADS,
-        shared_of_channels: Shared {
-            per_token: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        shared: Shared {
-            per_token: Self::TOKEN_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            THREADS,
-            Computes::new(Family::RECURRENT, G::OF_CHANNELS, [K, V]).on(Layout::KLast, S::ELEMENT),
-        )
+        ..description::<Self, S>(Layout::KLast, THREADS, V)
     };
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -361,18 +464,10 @@ impl<
         const { check_k_last((K, PARTS), V, ROWS as u32, THREADS) };
         const { check_parts::<G>(PARTS) };
         let c = StepConstants::get();
-        let row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
         let group = thread_idx_x() / Self::LANES;
-        let share = Share {
-            lane: thread_idx_x() % Self::LANES,
-            lanes: Self::LANES,
-            first: 0,
-        };
+        let share = Share::of(thread_idx_x(), Self::LANES);
         let first = row.tile * Self::TILE + group * ROWS as u32;
         let wide = c.wide_io != 0;
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
@@ -506,132 +601,6 @@ impl<
                 }
             });
         }
-    }
-}
-
-impl<
-    G: Decays,
-    S: StateElement,
-    const K: u32,
-    const V: u32,
-    const ROWS: usize,
-    const THREADS: u32,
-    const PARTS: usize,
-> KLast<G, S, K, V, ROWS, THREADS, PARTS>
-{
-    /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn store_after(
-        slots: &Slots,
-        c: &StepConstants,
-        params: &StepParams,
-        row: Row,
-        after: (u32, bool, u64),
-        states: &Rows<ROWS, PARTS>,
-        (share, first): (Share, u32),
-    ) {
-        slots.after::<S>(c, params, row, [V, K], after, |head| {
-            each!(r in 0..ROWS => {
-                head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
-            });
-        });
-    }
-
-    /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn load_turn(
-        c: &StepConstants,
-        params: &StepParams,
-        row: Row,
-        tokens: &Tokens,
-        share: Share,
-        first: u32,
-    ) -> (RawToken<PARTS>, Raw<ROWS>) {
-        let group = thread_idx_x() / Self::LANES;
-        let v = tokens.v.at(tokens.nearest(share.lane), first);
-        (
-            RawToken::load::<G, S, K>(c, params, row, tokens, tokens.nearest(group), share),
-            load::<ROWS>(v, c.v_element, c.wide_io != 0),
-        )
-    }
-
-    /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the groups take turns, whose
-    /// first is loaded. All threads of the block call it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn prepare(
-        c: &StepConstants,
-        params: &StepParams,
-        row: Row,
-        (tokens, before): (&Tokens, u32),
-        (mut raw, mut v): (RawToken<PARTS>, Raw<ROWS>),
-        (share, first): (Share, u32),
-    ) {
-        let group = thread_idx_x() / Self::LANES;
-        let smem = Self::token(c, before);
-        let values = smem + Self::VALUES + group * ROWS as u32 * 4;
-        // SAFETY: the caller's promise; each token's bytes have one writer, and so has each v.
-        unsafe {
-            let mut t = share.lane;
-            while t < tokens.count {
-                let v_of_rows = v.to_f32(c.v_element);
-                each!(r in 0..ROWS => {
-                    let address = values + t * Self::token_bytes(c) + r as u32 * 4;
-                    store_shared_b32(address, v_of_rows[r].to_bits());
-                });
-                t += Self::LANES;
-                if t < tokens.count {
-                    v = load::<ROWS>(tokens.v.at(t, first), c.v_element, c.wide_io != 0);
-                }
-            }
-            // All lanes of a warp stay together: a group that has no token repeats the last.
-            let mut t = group;
-            let is_due = |t: u32| t / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < tokens.count;
-            while is_due(t) {
-                let token = raw.values::<G>(c, Self::LANES, false);
-                let smem = smem + t * Self::token_bytes(c);
-                if t < tokens.count {
-                    store_parts(smem, share, token.k);
-                    store_parts(smem + Self::Q, share, token.q);
-                    if G::per_channel(c) {
-                        store_channels(smem + Self::DECAY, share, token.decay);
-                    }
-                    if share.lane == 0 {
-                        Self::store_factors(c, smem, token.factors, token.slot);
-                    }
-                }
-                t += Self::GROUPS;
-                if is_due(t) {
-                    let nearest = tokens.nearest(t);
-                    raw = RawToken::load::<G, S, K>(c, params, row, tokens, nearest, share);
-                }
-            }
-        }
-    }
-
-    /// Prepared token `i`, and v of this group's rows.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
-        let smem = Self::token(c, i);
-        let group = thread_idx_x() / Self::LANES;
-        let factors = Self::factors(c, smem);
-        let mut v = [0.0; ROWS];
-        each!(r in 0..ROWS => {
-            let address = smem + Self::VALUES + (group * ROWS as u32 + r as u32) * 4;
-            v[r] = f32::from_bits(load_shared_b32(address));
-        });
-        let slot = Self::slot(c, smem);
-        let token = Token {
-            slot,
-            k: load_parts(smem, share),
-            q: load_parts(smem + Self::Q, share),
-            decay: if G::per_channel(c) {
-                load_channels(smem + Self::DECAY, share)
-            } else {
-                [0.0; 8]
-            },
-            factors,
-        };
-        (token, v)
     }
 }
 

@@ -14,7 +14,9 @@ use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b64, load_shared_b128, store_shared_b32,
     store_shared_b64, store_shared_b128,
 };
+use crate::launch::{Computes, Description, Family, Layout, Shared};
 use crate::math::delta_rule::Factors;
+use crate::state::StateElement;
 use crate::step::StepConstants;
 
 /// Addresses of a block's prepared tokens, and the moves that are the same in all kernels. The order of channels is a kernel's own.
@@ -76,6 +78,28 @@ pub trait Prepared {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn slot(c: &StepConstants, smem: u32) -> u64 {
         load_slot(c, smem + Self::SLOT)
+    }
+}
+
+/// The description of a kernel whose blocks of so many threads have such tokens, on states of `S` with head dim `v`.
+pub const fn description<W: Prepared, S: StateElement>(
+    layout: Layout,
+    threads: u32,
+    v: u32,
+) -> Description {
+    let computes = Computes::new(Family::RECURRENT, W::Decays::OF_CHANNELS, [W::K, v]);
+    Description {
+        tiles: v / W::TILE,
+        shared_of_channels: Shared {
+            per_token: W::DECAY_BYTES,
+            ..Shared::NONE
+        },
+        shared: Shared {
+            block: W::TOKENS,
+            per_token: W::TOKEN_BYTES,
+            ..Shared::NONE
+        },
+        ..Description::of(threads, computes.on(layout, S::ELEMENT))
     }
 }
 

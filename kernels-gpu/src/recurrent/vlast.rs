@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use super::gates::{RawGates, gate_row, load_a_log, load_beta, load_gate};
-use super::prepared::{Prepared, store_factors};
+use super::prepared::{Prepared, description, store_factors};
 use super::slots::{Slots, token_slot};
 use super::tokens::{Decays, Tokens, clear_rest_of_tile};
 use crate::constants::Element;
@@ -15,7 +15,7 @@ use crate::device::shared::{
 };
 use crate::device::thread::{sync_threads, thread_idx_x};
 use crate::device::warp::{lane_id, sync_warp};
-use crate::launch::{Computes, Description, Family, Kernel, Layout, Shared};
+use crate::launch::{Description, Kernel, Layout};
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{self, Raw, bytes_of, load, load_one};
@@ -37,7 +37,7 @@ pub struct VLast<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS:
     PhantomData<(G, S)>,
 );
 
-impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
     VLast<G, S, K, V, LANES, ROWS>
 {
     /// Columns of a block.
@@ -46,156 +46,7 @@ impl<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
     const WARPS: u32 = Self::THREADS / 32;
     /// Shared memory: S k and S q of each column from each warp; then δ rk of each column; then the tokens.
     const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
-}
 
-impl<G: Decays, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize> Prepared
-    for VLast<G, S, K, V, LANES, ROWS>
-{
-    type Decays = G;
-    const K: u32 = K;
-    const TILE: u32 = Self::COLUMNS;
-    const TOKENS: u32 = Self::STEPS + Self::COLUMNS * 4;
-}
-
-impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
-    Kernel for VLast<G, S, K, V, LANES, ROWS>
-{
-    type Params = StepParams;
-    type Constants = StepConstants;
-    const DESCRIPTION: Description = Description {
-        tiles: V / Self::COLUMNS,
-        // Entries of other than 4 rows are for decodes: the assembler bounds their registers.
-        min_blocks_per_sm: if ROWS == 4 { 512 / Self::THREADS } else { 0 },
-        shared_of_channels: Shared {
-            per_token: Self::DECAY_BYTES,
-            ..Shared::NONE
-        },
-        shared: Shared {
-            block: Self::TOKENS,
-            per_token: Self::TOKEN_BYTES,
-            ..Shared::NONE
-        },
-        ..Description::of(
-            Self::THREADS,
-            Computes::new(Family::RECURRENT, G::OF_CHANNELS, [K, V]).on(Layout::VLast, S::ELEMENT),
-        )
-    };
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn run(params: &StepParams) {
-        const { check_v_last(K, V, LANES, ROWS as u32) };
-        const {
-            assert!(
-                ROWS == 2 || ROWS.is_multiple_of(4),
-                "prepared channels are loaded by twos or fours"
-            )
-        };
-        let c = StepConstants::get();
-        let row = Row::of_block(
-            c.h,
-            c.ratio,
-            c.tiled != 0,
-            const { Self::DESCRIPTION.tiles },
-        );
-        let share = Share {
-            lane: thread_idx_x() % LANES,
-            lanes: LANES,
-            first: row.tile * Self::COLUMNS,
-        };
-        let first = thread_idx_x() / LANES * ROWS as u32;
-        let owner = Self::owner(row);
-        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
-        // written before the barrier that precedes their reads.
-        unsafe {
-            let slots = Slots::load(&c, params, row.b);
-            let tokens = Tokens::new(&c, params, row);
-            clear_rest_of_tile(&c, params, (row, Self::COLUMNS), Self::THREADS);
-            if !tokens.live {
-                return;
-            }
-            let mut live = slots.live(&c, params);
-            if tokens.are_none(&c) {
-                rarely();
-                let tile = Tile::new(true, [K, V], (share.first, Self::COLUMNS));
-                if live {
-                    let threads = (thread_idx_x(), Self::THREADS);
-                    slots.carry::<S>(&c, params, (row.hv, tile), threads);
-                }
-                return;
-            }
-            let mut previous = tokens;
-            let mut kept = 0;
-            if c.previous_tokens != 0 {
-                previous = Tokens::previous(&c, params, row);
-                live = live && previous.live;
-                kept = previous.count;
-            }
-            if c.tokens == 1 && c.previous_tokens == 0 {
-                Self::decode(&c, params, row, (&slots, live), &tokens, (share, first));
-                return;
-            }
-            let start = slots.start::<S>(&c, params, (row.hv, [K, V]));
-            let mut raw = [[0; 8]; ROWS];
-            each!(r in 0..ROWS => {
-                raw[r] = start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
-            });
-            if !live {
-                let mut t = 0;
-                while t < tokens.count && owner < Self::COLUMNS {
-                    let o = tokens.o.at(t, share.first + owner);
-                    elements::store([0.0], o, c.o_element, false);
-                    t += 1;
-                }
-                return;
-            }
-            if c.previous_tokens != 0 {
-                Self::prepare(&c, params, row, &previous, 0);
-            }
-            Self::prepare(&c, params, row, &tokens, kept);
-            sync_threads();
-            let mut states = raw.map(|raw| S::widen(&c, raw));
-            if c.previous_tokens != 0 {
-                each!(t in 0..kept => {
-                    Self::products(&c, &mut states, t, share, first);
-                    sync_threads();
-                    if owner < Self::COLUMNS {
-                        Self::close(&c, t, owner);
-                    }
-                    sync_threads();
-                    Self::update(&c, &mut states, t, share, first);
-                });
-                let write = slots.write::<S>(&c, params, (row.hv, [K, V]));
-                each!(r in 0..ROWS => {
-                    let rounded = S::narrow(&c, states[r]);
-                    write.store::<S>(share, first + r as u32, rounded);
-                    states[r] = S::widen(&c, rounded);
-                });
-            }
-            each!(t in 0..tokens.count => {
-                Self::products(&c, &mut states, kept + t, share, first);
-                sync_threads();
-                if owner < Self::COLUMNS {
-                    let o = Self::close(&c, kept + t, owner);
-                    let address = tokens.o.at(t, share.first + owner);
-                    elements::store([o], address, c.o_element, false);
-                }
-                sync_threads();
-                Self::update(&c, &mut states, kept + t, share, first);
-                let is_last = t + 1 == tokens.count;
-                let slot = Self::slot(&c, Self::token(&c, kept + t));
-                slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
-                    each!(r in 0..ROWS => {
-                        head.store::<S>(share, first + r as u32, S::narrow(&c, states[r]));
-                    });
-                });
-            });
-        }
-    }
-}
-
-impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
-    VLast<G, S, K, V, LANES, ROWS>
-{
     /// The column that this thread owns; `COLUMNS` or more where it owns none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn owner(row: Row) -> u32 {
@@ -454,6 +305,130 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             share,
             dynamic_shared_mem() + Self::STEPS,
         );
+    }
+}
+
+impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+    Prepared for VLast<G, S, K, V, LANES, ROWS>
+{
+    type Decays = G;
+    const K: u32 = K;
+    const TILE: u32 = Self::COLUMNS;
+    const TOKENS: u32 = Self::STEPS + Self::COLUMNS * 4;
+}
+
+impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>
+    Kernel for VLast<G, S, K, V, LANES, ROWS>
+{
+    type Params = StepParams;
+    type Constants = StepConstants;
+    const DESCRIPTION: Description = Description {
+        // Entries of other than 4 rows are for decodes: the assembler bounds their registers.
+        min_blocks_per_sm: if ROWS == 4 { 512 / Self::THREADS } else { 0 },
+        ..description::<Self, S>(Layout::VLast, Self::THREADS, V)
+    };
+
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn run(params: &StepParams) {
+        const { check_v_last(K, V, LANES, ROWS as u32) };
+        const {
+            assert!(
+                ROWS == 2 || ROWS.is_multiple_of(4),
+                "prepared channels are loaded by twos or fours"
+            )
+        };
+        let c = StepConstants::get();
+        let tiles = const { Self::DESCRIPTION.tiles };
+        let row = Row::of_block(c.h, c.ratio, c.tiled != 0, tiles);
+        let share = Share::of(thread_idx_x(), LANES).from(row.tile * Self::COLUMNS);
+        let first = thread_idx_x() / LANES * ROWS as u32;
+        let owner = Self::owner(row);
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
+        // written before the barrier that precedes their reads.
+        unsafe {
+            let slots = Slots::load(&c, params, row.b);
+            let tokens = Tokens::new(&c, params, row);
+            clear_rest_of_tile(&c, params, (row, Self::COLUMNS), Self::THREADS);
+            if !tokens.live {
+                return;
+            }
+            let mut live = slots.live(&c, params);
+            if tokens.are_none(&c) {
+                rarely();
+                let tile = Tile::new(true, [K, V], (share.first, Self::COLUMNS));
+                if live {
+                    let threads = (thread_idx_x(), Self::THREADS);
+                    slots.carry::<S>(&c, params, (row.hv, tile), threads);
+                }
+                return;
+            }
+            let mut previous = tokens;
+            let mut kept = 0;
+            if c.previous_tokens != 0 {
+                previous = Tokens::previous(&c, params, row);
+                live = live && previous.live;
+                kept = previous.count;
+            }
+            if c.tokens == 1 && c.previous_tokens == 0 {
+                Self::decode(&c, params, row, (&slots, live), &tokens, (share, first));
+                return;
+            }
+            let start = slots.start::<S>(&c, params, (row.hv, [K, V]));
+            let mut raw = [[0; 8]; ROWS];
+            each!(r in 0..ROWS => {
+                raw[r] = start.load_start::<S>(share, first + r as u32, (live, slots.is_fresh()));
+            });
+            if !live {
+                let mut t = 0;
+                while t < tokens.count && owner < Self::COLUMNS {
+                    let o = tokens.o.at(t, share.first + owner);
+                    elements::store([0.0], o, c.o_element, false);
+                    t += 1;
+                }
+                return;
+            }
+            if c.previous_tokens != 0 {
+                Self::prepare(&c, params, row, &previous, 0);
+            }
+            Self::prepare(&c, params, row, &tokens, kept);
+            sync_threads();
+            let mut states = raw.map(|raw| S::widen(&c, raw));
+            if c.previous_tokens != 0 {
+                each!(t in 0..kept => {
+                    Self::products(&c, &mut states, t, share, first);
+                    sync_threads();
+                    if owner < Self::COLUMNS {
+                        Self::close(&c, t, owner);
+                    }
+                    sync_threads();
+                    Self::update(&c, &mut states, t, share, first);
+                });
+                let write = slots.write::<S>(&c, params, (row.hv, [K, V]));
+                each!(r in 0..ROWS => {
+                    let rounded = S::narrow(&c, states[r]);
+                    write.store::<S>(share, first + r as u32, rounded);
+                    states[r] = S::widen(&c, rounded);
+                });
+            }
+            each!(t in 0..tokens.count => {
+                Self::products(&c, &mut states, kept + t, share, first);
+                sync_threads();
+                if owner < Self::COLUMNS {
+                    let o = Self::close(&c, kept + t, owner);
+                    let address = tokens.o.at(t, share.first + owner);
+                    elements::store([o], address, c.o_element, false);
+                }
+                sync_threads();
+                Self::update(&c, &mut states, kept + t, share, first);
+                let is_last = t + 1 == tokens.count;
+                let slot = Self::slot(&c, Self::token(&c, kept + t));
+                slots.after::<S>(&c, params, row, [K, V], (t, is_last, slot), |head| {
+                    each!(r in 0..ROWS => {
+                        head.store::<S>(share, first + r as u32, S::narrow(&c, states[r]));
+                    });
+                });
+            });
+        }
     }
 }
 

@@ -391,11 +391,7 @@ impl StateRows for B16 {
         (tile, fragment): (usize, usize),
         next: Fragment,
     ) {
-        let share = Share {
-            lane: lane_id() % 4,
-            lanes: 4,
-            first: 32 * fragment as u32,
-        };
+        let share = Share::of(lane_id(), 4).from(32 * fragment as u32);
         each!(half in 0..2 => {
             let [a, b, c, d] = next[half];
             let row = worker.first + (16 * tile + 8 * half) as u32 + lane_id() / 4;
@@ -425,11 +421,7 @@ impl StateRows for B16 {
     ) {
         // Masks: docs/compiler.md.
         let odd = 0u32.wrapping_sub(lane_id() / 4 % 2);
-        let share = Share {
-            lane: lane_id() % 8,
-            lanes: 8,
-            first: 64 * pair as u32,
-        };
+        let share = Share::of(lane_id(), 8).from(64 * pair as u32);
         each!(half in 0..2 => {
             let (mut even_row, mut odd_row) = ([0; 8], [0; 8]);
             each!(j in 0..4 => {

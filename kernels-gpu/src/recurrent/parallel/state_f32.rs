@@ -95,11 +95,7 @@ impl<B: Block<State = F32>, const TILES16: usize> Worker<B, TILES16> {
 /// This lane's channels of a fragment.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn lane_share(fragment: usize) -> Share {
-    Share {
-        lane: lane_id() % 4,
-        lanes: 4,
-        first: 32 * fragment as u32,
-    }
+    Share::of(lane_id(), 4).from(32 * fragment as u32)
 }
 
 impl StateRows for F32 {
