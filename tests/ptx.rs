@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use gated_delta::kernel::{specialise, template};
+use gated_delta::specialise::{specialise, template};
 use gated_delta::{DType, Entry, StateLayout};
 use gated_delta_kernels::constants::Element;
 use gated_delta_kernels::launch::{self, Stage};

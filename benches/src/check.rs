@@ -3,7 +3,6 @@
 use anyhow::{Context as _, Result, ensure};
 use gated_delta::{DType, Entry, Library, StreamRef};
 use gated_delta_harness::arguments::{DecayKind, Operator};
-use gated_delta_reference::compare::{DType as Stored, relative_error};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::Gates;
@@ -11,6 +10,7 @@ use gated_delta_reference::kda::{KdaBeta, KdaDecay, KdaGates};
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates, recurrent};
+use gated_delta_reference::tolerance::{DType as Stored, relative_error};
 use half::{bf16, f16};
 
 use crate::buffers::Buffers;

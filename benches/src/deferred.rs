@@ -14,7 +14,6 @@ use gated_delta::{
 };
 use gated_delta_harness::arguments::Operator;
 use gated_delta_harness::timing::Timer;
-use gated_delta_reference::compare;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{Deferred as Reference, Rings, deferred};
 use gated_delta_reference::gdn::Gates as GdnReference;
@@ -22,6 +21,7 @@ use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Previous as ReferencePrevious, Recurrent, TokenGates};
+use gated_delta_reference::tolerance;
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -913,11 +913,11 @@ impl Buffers {
             }
             let row = self.case.outputs();
             let got = floats(&self.o.read(b * row * 2, row * 2)?, DType::Bf16);
-            worst[0] = worst[0].max(compare::relative_error(&got, o));
+            worst[0] = worst[0].max(tolerance::relative_error(&got, o));
             if let Some(states) = states {
                 let len = hv * dim * dim * state.size_of();
                 let got = floats(&self.pool.read(b * len, len)?, state);
-                worst[1] = worst[1].max(compare::relative_error(&got, states));
+                worst[1] = worst[1].max(tolerance::relative_error(&got, states));
             }
         }
         Ok(worst)

@@ -8,8 +8,8 @@ use gated_delta::{
     Options, Pending, States, StreamRef, Tensor, Work,
 };
 use gated_delta_harness::arguments::Operator;
-use gated_delta_reference::compare::relative_error_of;
 use gated_delta_reference::recurrence::{Token, normalise, recurrence};
+use gated_delta_reference::tolerance::relative_error_of;
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};

@@ -18,7 +18,7 @@ use gated_delta::{
 };
 use gated_delta_harness::arguments::{DecayKind, Operator};
 use gated_delta_harness::timing::{Micros, Timer};
-use gated_delta_reference::compare;
+use gated_delta_reference::tolerance;
 use half::bf16;
 use serde::{Deserialize, Serialize};
 
@@ -354,7 +354,7 @@ impl<'a> Buffers<'a> {
                 .iter_mut()
                 .zip([(&got, &truth.o), (&stored, &truth.state)])
             {
-                *worst = worst.max(compare::relative_error(got, wanted));
+                *worst = worst.max(tolerance::relative_error(got, wanted));
             }
         }
         Ok(worst)

@@ -11,7 +11,7 @@ use candle_gated_delta::{
     StateLayout, States, Step, Stored, gdn as candle_gdn, gdn_varlen, kda as candle_kda,
     kda_varlen,
 };
-use gated_delta_reference::compare::{self, relative_error_of};
+use gated_delta_reference::tolerance::{self, relative_error_of};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{Deferred, Rings, deferred};
 use gated_delta_reference::gate::Activation as Act;

@@ -13,7 +13,7 @@ use candle_gated_delta::{
     Row, Rows, StateLayout, StatePool,
 };
 use candle_nn::VarBuilder;
-use gated_delta_reference::compare::relative_error_of;
+use gated_delta_reference::tolerance::relative_error_of;
 
 /// Slots of the rows. The pool has two more, which are unused.
 const SLOTS: [u32; 2] = [3, 1];

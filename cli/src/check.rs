@@ -1,7 +1,7 @@
 //! `check`: compares a problem's results with the expectations in its file, or with the reference.
 
 use gated_delta::{Entry, Formulation, HeadMap, Options, StateLayout};
-use gated_delta_reference::compare::{DType, change};
+use gated_delta_reference::tolerance::{DType, change};
 use serde_json::{Value, json};
 
 use crate::Report;

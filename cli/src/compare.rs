@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use gated_delta_reference::compare::{DType, TooFar, UNDERFLOW, relative_error_of, within};
+use gated_delta_reference::tolerance::{DType, TooFar, UNDERFLOW, relative_error_of, within};
 
 /// Outcome of a comparison. NaN agrees with NaN, and an infinity with the same infinity; such elements are counted, and agreement in
 /// nothing else counts as no agreement.

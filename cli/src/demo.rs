@@ -5,7 +5,7 @@ mod session;
 
 use gated_delta::{DType, StateLayout};
 use gated_delta_harness::arguments::Operator;
-use gated_delta_reference::compare::DType as Stored;
+use gated_delta_reference::tolerance::DType as Stored;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 

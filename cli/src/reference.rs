@@ -5,7 +5,6 @@ use std::fmt::Debug;
 
 use gated_delta::{DType, IndexReport, KdaBeta};
 use gated_delta_harness::arguments::{DecayKind, GateKind};
-use gated_delta_reference::compare::{CONVOLVED, DType as Stored, Tolerance};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
 use gated_delta_reference::gdn::Gates;
@@ -15,6 +14,7 @@ use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Checkpoints, Previous, Recurrent, TokenGates};
+use gated_delta_reference::tolerance::{CONVOLVED, DType as Stored, Tolerance};
 
 use crate::error::Error;
 use crate::op::previous_gates;

@@ -8,9 +8,9 @@ use gated_delta_kernels::{device::sim, entries::Entry};
 
 use crate::driver::{Driver, LaunchAttribute, LaunchConfig, RawFunction};
 use crate::error::Error;
-#[cfg(feature = "simulator")]
-use crate::shapes::Named;
 use crate::stream::StreamRef;
+#[cfg(feature = "simulator")]
+use crate::tensor_checks::Named;
 
 /// Enqueues `function`. `params` has the bytes of its only parameter.
 ///

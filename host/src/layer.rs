@@ -23,12 +23,12 @@ pub use weights::{GdnParameters, KdaParameters, Parameters, Weights};
 
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::named;
 use crate::step::{
     Commit, Convolution, Flush, Formulation, Gates, Inputs, Norm, Operator, Options, Pending,
     Previous, StateLayout, States, Step, Stored, Update, Work,
 };
 use crate::tensor::{DType, Tensor};
+use crate::tensor_checks::named;
 
 /// A GDN layer.
 pub type GdnLayer<'a> = Layer<'a, GdnParameters<'a>>;

@@ -60,7 +60,6 @@
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod compile;
 #[cfg(feature = "cust")]
 mod cust_views;
 pub mod driver;
@@ -69,23 +68,24 @@ pub mod error;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 mod instruments;
-#[doc(hidden)]
-pub mod kernel;
 pub mod layer;
 pub mod library;
 #[doc(hidden)]
 pub mod module_cache;
+mod on_threads;
 mod ptx;
 pub mod raw;
 mod recall;
+#[doc(hidden)]
+pub mod specialise;
 
 #[cfg(feature = "self-test")]
 mod self_test;
-mod shapes;
+mod send_sync;
 pub mod step;
 pub mod stream;
 pub mod tensor;
-mod threads;
+mod tensor_checks;
 mod try_lock;
 pub mod validate;
 

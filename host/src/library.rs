@@ -13,13 +13,13 @@ use crate::enqueue::enqueue;
 #[cfg(feature = "simulator")]
 use crate::enqueue::simulate;
 use crate::error::Error;
-use crate::kernel;
 use crate::module_cache::ModuleCache;
 use crate::recall::Last;
-use crate::shapes::{Named, check_memory};
+use crate::specialise;
 use crate::step::{Gpu, MEASURED_ON, Sort, TENSORS, WHOLE_BYTES, serves};
 use crate::stream::StreamRef;
 use crate::tensor::Memory;
+use crate::tensor_checks::{Named, check_memory};
 
 /// Dynamic shared memory in bytes that a launch may have without setting a function attribute.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -124,7 +124,7 @@ impl Library {
     }
 
     /// [`Library::new`] that also runs experimental kernels. The tests of these kernels have passed in the simulator, but not yet
-    /// on a GPU. Other libraries refuse these kernels by name. At present they are deferred drafts with a convolution or a norm.
+    /// on a GPU. Other libraries refuse these kernels by name. At present there are none.
     #[must_use]
     pub fn experimental(context: &Context) -> Self {
         Self::with_target(Target::Gpu(context.clone()), true, None, None)
@@ -409,7 +409,7 @@ fn compile(
     constants: &[u32],
     shared_bytes: u32,
 ) -> Result<(Module, RawFunction), Error> {
-    let text = kernel::text(entry, constants)?;
+    let text = specialise::text(entry, constants)?;
     let name = CString::new(entry.name())
         .map_err(|_| Error::Specialise("the entry's name has a NUL".to_owned()))?;
     let module = Module::load(context, entry.name(), &text)?;

@@ -46,7 +46,7 @@
 pub use gated_delta_kernels::launch::LaunchShape;
 pub use gated_delta_kernels::step::{DeferredParams, LayerParams, PrefillParams, StepParams};
 
-pub use crate::kernel::{Kernel, template};
+pub use crate::specialise::{Kernel, template};
 use crate::step::{Launches, Parameter};
 
 /// A launch, or several launches, one after the other.

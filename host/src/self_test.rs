@@ -12,14 +12,14 @@ mod truth;
 mod values;
 
 use crate::Entry;
-use crate::compile::on_threads;
 use crate::driver::{Context, Stream};
 use crate::error::Error;
 use crate::library::Library;
+use crate::on_threads::on_threads;
 use crate::stream::StreamRef;
 use buffer::Buffer;
 use cases::{Case, ROWS, SLOTS};
-use gated_delta_reference::compare::{Tolerance, norm, within};
+use gated_delta_reference::tolerance::{Tolerance, norm, within};
 use tensors::{Inputs, Outputs};
 use truth::Truth;
 use values::Values;

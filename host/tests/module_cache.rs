@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use gated_delta::kernel::specialise;
 use gated_delta::module_cache::ModuleCache;
+use gated_delta::specialise::specialise;
 
 const THREADS: usize = 16;
 

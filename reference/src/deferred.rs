@@ -1,10 +1,10 @@
 //! Deferred write-back: states with a ring of pending tokens, which a step flushes if its own tokens would make too many pending.
 
-use crate::compare::norm;
 use crate::error::{Error, check_length};
 use crate::layer::{Layer, Pools};
 use crate::recurrence::{decays, take};
 use crate::recurrent::Recurrent;
+use crate::tolerance::norm;
 
 /// A step of rows whose slots have pending tokens; with T = 0, a flush.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Exact results of a launch, and the bounds on the errors of a kernel's results.
 //!
-//! The bounds are those of [`compare`](crate::compare): one for each token and value head, and one for each slot and value head. Next
+//! The bounds are those of [`compare`](crate::tolerance): one for each token and value head, and one for each slot and value head. Next
 //! to the exact state of a head, this module carries states of the same tokens with one kind of error each, enlarged. Their
 //! distance from the exact state shows how far such an error carries.
 
@@ -12,10 +12,6 @@ use deferred::add_changes;
 
 use std::collections::VecDeque;
 
-use crate::compare::{
-    CHUNK, KEY, LARGE_STATE, MORE_DECAY, NORM_AROUND_1, TAP, TERM, Tolerance, change, of_decays,
-    of_keys, of_norm, of_terms,
-};
 use crate::conv::Conv;
 use crate::error::{Error, Tokens};
 use crate::heads::Heads;
@@ -24,6 +20,10 @@ use crate::norm::{GatedNorm, gated_norm};
 use crate::recurrence::{Token, decays, take};
 use crate::recurrent::{Around, Output, Recurrent, Row, begin};
 use crate::sum::sum_of;
+use crate::tolerance::{
+    CHUNK, KEY, LARGE_STATE, MORE_DECAY, NORM_AROUND_1, TAP, TERM, Tolerance, change, of_decays,
+    of_keys, of_norm, of_terms,
+};
 
 /// Largest errors of results before they are rounded to their dtype, as norms of differences.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -2,14 +2,13 @@
 //!
 //! The code is written for comparison with the formulas, not for speed. It has no dependencies and shares no code with the
 //! kernels. Reading order: [`recurrence`], [`gate`], [`recurrent`], [`gdn`], [`kda`], [`conv`], [`norm`],
-//! [`layer`], [`deferred`]; then the comparison of results: [`judge`], [`compare`].
+//! [`layer`], [`deferred`]; then the comparison of results: [`judge`], [`tolerance`].
 //!
 //! Letters: `B` rows of the batch, `T` tokens of a row, `H` query/key heads, `HV` value heads, `K` and `V` head
 //! dims, `P` pool slots, `D` channels of a convolution over `W` tokens. Tensors are contiguous row-major `f64` slices.
 //! Rounding inputs or the stored state to a narrower type is up to the caller: pass rounded values, and round the
 //! results.
 
-pub mod compare;
 pub mod conv;
 pub mod deferred;
 pub mod gate;
@@ -20,6 +19,7 @@ pub mod layer;
 pub mod norm;
 pub mod recurrence;
 pub mod recurrent;
+pub mod tolerance;
 
 mod error;
 mod heads;

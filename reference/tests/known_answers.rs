@@ -5,7 +5,6 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use gated_delta_reference::compare::{COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, relative_error};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn::{Gates, GdnDecode, HeadMap, Layout, decode};
@@ -14,6 +13,7 @@ use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates, recurrent};
+use gated_delta_reference::tolerance::{COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, relative_error};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use gated_delta::driver::{Context, DeviceMemory, Graph, Module, Stream, attribute, code, driver};
-use gated_delta::kernel::specialise;
+use gated_delta::specialise::specialise;
 use gated_delta::{Error, Library, Tensor, raw};
 use gated_delta_harness::arguments::Arguments;
 use gated_delta_test_support::backend::{self, Backend, cuda, gpu, on_threads};

@@ -7,8 +7,8 @@ use gated_delta::driver::{Context, DeviceMemory, Stream};
 use gated_delta::{
     DType, Error, Formulation, Gdn, GdnGates, Inputs, Library, Options, States, Work,
 };
-use gated_delta_reference::compare;
 use gated_delta_reference::recurrence::{Token, default_scale, normalise, recurrence};
+use gated_delta_reference::tolerance;
 use gated_delta_test_support::backend::gpu;
 use half::bf16;
 use rand::rngs::SmallRng;
@@ -267,7 +267,7 @@ fn the_longest_prompt_is_right() {
                     .zip(wanted_o.chunks(DIM * 128))
                     .enumerate()
                 {
-                    let error = compare::relative_error(got, wanted);
+                    let error = tolerance::relative_error(got, wanted);
                     assert!(
                         error <= ERRORS[0],
                         "o of head {head} from token {}: {error:e}",
@@ -276,7 +276,7 @@ fn the_longest_prompt_is_right() {
                 }
                 let state = &states[head * DIM * DIM..][..DIM * DIM];
                 let got: Vec<f64> = state.iter().map(|&x| x.into()).collect();
-                let error = compare::relative_error(&got, &wanted);
+                let error = tolerance::relative_error(&got, &wanted);
                 assert!(error <= ERRORS[1], "the state of head {head}: {error:e}");
             });
         }

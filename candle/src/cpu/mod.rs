@@ -9,7 +9,7 @@ mod view;
 mod window;
 
 use candle_core::Result;
-use gated_delta::step::pending::Ring;
+use gated_delta::step::pending;
 use gated_delta::{
     Activation, Commit, Convolution, Flush, Gdn, GdnGates, HeadMap, Inputs, Kda, KdaBeta, KdaDecay,
     KdaGates, Norm, Options, Pending, Previous, StateLayout, States, Stored, Tensor,
@@ -419,7 +419,7 @@ impl<'a> Ring<'a> {
             true => 0,
             false => within(self.len.index(&[b]), self.most + 1)?,
         };
-        let ring = Ring {
+        let ring = pending::Ring {
             most: self.most,
             entries: self.entries,
         };

@@ -10,9 +10,9 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::{Named, named};
 use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
+use crate::tensor_checks::{Named, named};
 
 impl Library {
     /// Enqueues one block that calls every device primitive except those of clusters on `input`, `[64]` f32. The block stores the

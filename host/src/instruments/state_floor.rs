@@ -9,9 +9,9 @@ use gated_delta_kernels::launch::LaunchShape;
 
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::named;
 use crate::stream::StreamRef;
 use crate::tensor::{DType, Tensor};
+use crate::tensor_checks::named;
 
 impl Library {
     /// Enqueues a multiplication by `factor` of f32 `states`, `[n]`, in place.

@@ -1,6 +1,6 @@
 //! Conversions from this crate's types to the reference's.
 
-use gated_delta_reference::{compare, gate, recurrent};
+use gated_delta_reference::{gate, recurrent, tolerance};
 
 use crate::step::{Activation, Formulation, HeadMap, StateLayout};
 use crate::tensor::DType;
@@ -35,7 +35,7 @@ impl From<Activation> for gate::Activation {
 
 /// Tolerance of a formulation that [`Work::formulation`](crate::Work::formulation) returned, which is never `Auto`. `Auto` gets
 /// the narrowest tolerance.
-impl From<Formulation> for compare::Tolerance {
+impl From<Formulation> for tolerance::Tolerance {
     fn from(formulation: Formulation) -> Self {
         match formulation {
             Formulation::Recurrent | Formulation::Auto => Self::RECURRENT,
@@ -46,7 +46,7 @@ impl From<Formulation> for compare::Tolerance {
 }
 
 /// Integers, which are never results, count as f32.
-impl From<DType> for compare::DType {
+impl From<DType> for tolerance::DType {
     fn from(dtype: DType) -> Self {
         match dtype {
             DType::Bf16 => Self::Bf16,

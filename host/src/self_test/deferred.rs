@@ -2,9 +2,6 @@
 //! with drafts, with a convolution and a norm, and in a flush.
 
 use gated_delta_kernels::constants::Element;
-use gated_delta_reference::compare::{
-    COMPUTED_IN_F32, LOG_DECAY, Tolerance, norm, of_norm, within,
-};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
 use gated_delta_reference::gate::Activation;
@@ -13,6 +10,9 @@ use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, Pools, Projection};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
+use gated_delta_reference::tolerance::{
+    COMPUTED_IN_F32, LOG_DECAY, Tolerance, norm, of_norm, within,
+};
 
 use super::buffer::Buffer;
 use super::cases::TAPS;

@@ -1,7 +1,6 @@
 //! Results of a launch according to the reference.
 
 use gated_delta_reference::Error;
-use gated_delta_reference::compare::{Tolerance, norm, of_norm};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::gate::Activation;
 use gated_delta_reference::gdn;
@@ -9,6 +8,7 @@ use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates};
+use gated_delta_reference::tolerance::{Tolerance, norm, of_norm};
 
 use super::LOWER_BOUND;
 use super::cases::{

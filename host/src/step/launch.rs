@@ -15,10 +15,10 @@ use super::schedule::{Launch, Sequence};
 use super::shape::checks::one_of;
 use super::work::Work;
 use crate::Entry;
-use crate::compile::on_threads;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{KernelResources, Library};
+use crate::on_threads::on_threads;
 use crate::stream::StreamRef;
 
 impl Library {

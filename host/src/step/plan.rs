@@ -23,9 +23,9 @@ use crate::Entry;
 use crate::driver::RawFunction;
 use crate::error::Error;
 use crate::library::{Library, nothing_compiled};
-use crate::shapes::unsupported;
 use crate::stream::StreamRef;
 use crate::tensor::Tensor;
+use crate::tensor_checks::unsupported;
 use crate::try_lock::TryLock;
 
 /// A checked step, commit or flush with its kernels compiled. A launch may differ from the planned arguments in addresses, B, P and the

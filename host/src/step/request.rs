@@ -9,8 +9,8 @@ use super::args::{Activation, Convolution, Formulation, Inputs, Norm, Options, P
 use super::argument::{Access, Argument, TENSORS};
 use crate::Entry;
 use crate::error::Error;
-use crate::shapes::{Named, check_memory, named};
 use crate::tensor::{Memory, Tensor};
+use crate::tensor_checks::{Named, check_memory, named};
 
 /// The kinds of tokens in a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

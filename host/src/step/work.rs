@@ -9,9 +9,9 @@ use super::gpu::{Gpu, MEASURED_ON};
 use super::request::{Phase, Request};
 use crate::Entry;
 use crate::error::Error;
-use crate::kernel::Kernel;
 use crate::library::unproved;
 use crate::raw::Recipe;
+use crate::specialise::Kernel;
 use crate::tensor::Memory;
 
 /// The arguments of a launch: a [`Gdn`](super::Gdn) or [`Kda`](super::Kda) step, or a commit or flush of either operator. A prefill may

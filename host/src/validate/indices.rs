@@ -5,10 +5,10 @@ use std::slice;
 
 use crate::error::Error;
 use crate::library::Library;
-use crate::shapes::Named;
 use crate::step::{Argument, Request, TENSORS, Unit};
 use crate::stream::StreamRef;
 use crate::tensor::DType;
+use crate::tensor_checks::Named;
 
 /// Numbers and tensors that determine which states and windows a launch reads and writes.
 pub struct Indices<'a> {

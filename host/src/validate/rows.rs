@@ -4,8 +4,8 @@ use super::hazard::{Access, Accesses, Place};
 use super::indices::Indices;
 use super::{InactiveRow, IndexReport};
 use crate::error::Error;
-use crate::shapes::Named;
 use crate::step::Argument;
+use crate::tensor_checks::Named;
 
 /// All accesses of the rows to states and windows.
 #[derive(Default)]

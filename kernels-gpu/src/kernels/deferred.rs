@@ -36,6 +36,6 @@
 //! Padding  an inactive row zeroes o and touches neither state nor ring
 //! Range    as in [`crate::kernels::recurrent`]; ring entries that are not pending are not read
 //! Cost     V · K · size_of(S) + n · ring entry bytes per (b, hv), and one state written in N launches: memory-bound
-//! Truth    reference::deferred; tests/deferred.rs
+//! Truth    reference::deferred; tests/cpu/deferred
 
 pub use crate::deferred::{KLast, LayerParallel, Parallel, WholeKLast};

@@ -20,6 +20,6 @@
 //!          of packed tokens that belong to no row is zero; an absent token has k = q = v = 0, α = 1, β = 0
 //! Range    as in [`super::recurrent`]
 //! Cost     as in [`super::recurrent`]
-//! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
+//! Truth    reference::recurrent; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::recurrent::Parallel;

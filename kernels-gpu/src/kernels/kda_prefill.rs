@@ -12,7 +12,7 @@
 //!          with a convolution x [B, T, D] for q, k and v; with a convolution or a norm a last launch after all others
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to the slot that it writes; o
 //!          of packed tokens that belong to no row is zero
-//! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
+//! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/cpu/prefill.rs, tests/cpu/laws/prefill.rs
 
 use crate::device::overlap::let_next_begin;
 use crate::device::shared::dynamic_shared_mem;

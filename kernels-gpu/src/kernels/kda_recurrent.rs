@@ -11,6 +11,6 @@
 //! Threads  as in [`super::gdn_mtp`]; before the solver, teams of the workers' lanes compute Γ ⊙ k, Γ ⊙ q, p and the products
 //!          with p
 //! Padding  as in [`super::gdn_mtp`]
-//! Truth    reference::recurrent; tests/kda_recurrent.rs, tests/laws
+//! Truth    reference::recurrent; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::recurrent::Parallel;

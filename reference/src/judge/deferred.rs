@@ -4,12 +4,12 @@
 //! terms, each of them decayed.
 
 use super::{change, finite_norm, normed, off};
-use crate::compare::{LOG_DECAY, TAP, Tolerance};
 use crate::conv::Conv;
 use crate::deferred::{After, Deferred, Live, Rings};
 use crate::error::Error;
 use crate::layer::{Layer, Pools, Projection};
 use crate::recurrent::Recurrent;
+use crate::tolerance::{LOG_DECAY, TAP, Tolerance};
 
 /// Largest errors of results before they are rounded to their dtype, as norms of differences; 0 for elements that are not written.
 #[derive(Clone, Debug, Default, PartialEq)]

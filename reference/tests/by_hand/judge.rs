@@ -1,10 +1,10 @@
 //! Tests of the bounds of a launch, with one head of one channel.
 
-use gated_delta_reference::compare::{LARGE_STATE, NORM_AROUND_1, Tolerance};
 use gated_delta_reference::gdn::Gates;
 use gated_delta_reference::judge::{Judgement, judge};
 use gated_delta_reference::layer::{Layer, Pools};
 use gated_delta_reference::recurrent::{Previous, Recurrent, TokenGates};
+use gated_delta_reference::tolerance::{LARGE_STATE, NORM_AROUND_1, Tolerance};
 
 const GATES: TokenGates<'_> = TokenGates::Gdn(Gates::Given {
     g: &[0.0],

@@ -1,6 +1,5 @@
 //! Tests of the reference with numbers worked out by hand.
 
-mod compare;
 mod conv;
 mod gdn_decode;
 mod gdn_slots;
@@ -14,6 +13,7 @@ mod recurrent;
 mod recurrent_errors;
 mod recurrent_previous;
 mod recurrent_slots;
+mod tolerance;
 
 #[track_caller]
 fn assert_near(got: &[f64], wanted: &[f64]) {

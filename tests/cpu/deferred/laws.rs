@@ -2,7 +2,7 @@
 
 use gated_delta::DType;
 use gated_delta_harness::arguments::Operator;
-use gated_delta_reference::compare::norm;
+use gated_delta_reference::tolerance::norm;
 use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::deferred::{Problem, Spec};
 

@@ -2,9 +2,9 @@
 
 use gated_delta::{Activation, DType};
 use gated_delta_harness::arguments::{Convolved, New, Tokens, value_dim};
-use gated_delta_reference::compare::{Tolerance, norm, of_norm};
 use gated_delta_reference::conv::{Conv, convolve};
 use gated_delta_reference::norm::{GatedNorm, gated_norm};
+use gated_delta_reference::tolerance::{Tolerance, norm, of_norm};
 use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::case::Case;
 use gated_delta_test_support::compare::{assert_close, assert_near, reference};

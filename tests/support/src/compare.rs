@@ -1,9 +1,9 @@
 //! Checks of a launch: results are within a bound of the reference, and all other bytes are unchanged.
 
 use gated_delta::{DType, Entry};
-pub use gated_delta_reference::compare::norm;
-use gated_delta_reference::compare::{of_underflow, within};
 use gated_delta_reference::judge::{Allowed, Judgement};
+pub use gated_delta_reference::tolerance::norm;
+use gated_delta_reference::tolerance::{of_underflow, within};
 
 use crate::backend::{Turns, backends};
 use crate::buffer::View;
@@ -243,7 +243,7 @@ impl States<'_> {
             panic!("a state has three dims")
         };
         let len = value_dim * key_dim;
-        let held = |x: &f64| gated_delta_reference::compare::DType::from(dtype).held(*x);
+        let held = |x: &f64| gated_delta_reference::tolerance::DType::from(dtype).held(*x);
         for hv in 0..heads {
             let state = view.entry(index).entry(&[hv]);
             let i = first * heads + hv;

@@ -9,7 +9,6 @@ use gated_delta_harness::arguments::{
     Arguments, Convolved, DecayKind, GateKind, GatedNorm, New, Operator, Pending, Tokens,
 };
 use gated_delta_kernels::constants::Element;
-use gated_delta_reference::compare::{CONVOLVED, Tolerance};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred as Reference, Rings};
 use gated_delta_reference::gdn::Gates;
@@ -18,6 +17,7 @@ use gated_delta_reference::kda;
 use gated_delta_reference::layer::{Layer, Pools, Projection};
 use gated_delta_reference::norm::GatedNorm as NormOfReference;
 use gated_delta_reference::recurrent::{Recurrent, TokenGates};
+use gated_delta_reference::tolerance::{CONVOLVED, Tolerance};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 
 use gated_delta::{DType, KdaBeta};
 use gated_delta_harness::arguments::{Arguments, DecayKind, GateKind, New, Tokens};
-use gated_delta_reference::compare::Tolerance;
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::gdn;
 use gated_delta_reference::judge::{Judgement, judge};
@@ -13,6 +12,7 @@ use gated_delta_reference::layer::{Layer, LayerOutput, Pools, Projection, layer}
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrence::default_scale;
 use gated_delta_reference::recurrent::{Checkpoints, Layout, Previous, Recurrent, TokenGates};
+use gated_delta_reference::tolerance::Tolerance;
 
 use crate::buffer::View;
 use crate::case::Case;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use gated_delta_kernels::step::Activation as Code;
 
-use crate::shapes::{Named, named, optional};
 use crate::tensor::Tensor;
+use crate::tensor_checks::{Named, named, optional};
 
 /// Activation function of a convolution's sum, or of the z of a norm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

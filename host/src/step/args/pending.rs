@@ -4,8 +4,8 @@ use gated_delta_kernels::deferred;
 
 use super::options::{Formulation, Options};
 use super::states::Update;
-use crate::shapes::{Named, named, optional};
 use crate::tensor::Tensor;
+use crate::tensor_checks::{Named, named, optional};
 
 /// Largest number of pending tokens of a slot with [`Formulation::Recurrent`].
 pub const MAX_PENDING: usize = deferred::MAX_PENDING as usize;

@@ -9,12 +9,12 @@ use gated_delta_kernels::prefill::workspace::{carried_bytes, tokens_bytes};
 use super::{Beside, Cuts, Launches, Splits};
 use crate::Entry;
 use crate::error::Error;
-use crate::shapes::{Named, range};
 use crate::step::gpu::Gpu;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 use crate::step::shape::MAX_BATCH;
 use crate::tensor::Tensor;
+use crate::tensor_checks::{Named, range};
 
 /// Largest number of segments of a prompt.
 pub(crate) const MOST_SEGMENTS: usize = 8;

@@ -14,8 +14,8 @@ use super::gpu::{Gpu, MEASURED_ON, serves};
 use super::kind::{Kind, Mode};
 use super::shape::checks;
 use crate::error::Error;
-use crate::shapes::range;
 use crate::tensor::DType;
+use crate::tensor_checks::range;
 #[cfg(feature = "self-test")]
 pub(crate) use problem::takes_splits;
 use table::rows;

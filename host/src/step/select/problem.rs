@@ -5,12 +5,12 @@ use gated_delta_kernels::prefill::split::Pass;
 
 use crate::Entry;
 use crate::error::Error;
-use crate::shapes::unsupported;
 use crate::step::gpu::{Gpu, serves};
 use crate::step::kind::Kind;
 use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 use crate::tensor::DType;
+use crate::tensor_checks::unsupported;
 
 /// Whether a scan takes rows in splits. The scan by warpgroups with K = V = 128, whose blocks have 64 rows of a state each, does.
 pub(crate) fn takes_splits(entry: Entry) -> bool {

@@ -2,9 +2,9 @@
 
 use crate::Entry;
 use crate::error::Error;
-use crate::shapes::{Named, View, range, unsupported};
 use crate::step::args::StateLayout;
 use crate::tensor::DType;
+use crate::tensor_checks::{Named, View, range, unsupported};
 
 /// Largest number of rows of a launch: the limit of a grid's extent in z.
 pub const MAX_BATCH: usize = 65_535;

@@ -6,11 +6,11 @@ use gated_delta_kernels::prefill::split::Pass;
 use gated_delta_kernels::step::StepConstants;
 
 use super::Shape;
-use crate::shapes::Named;
 use crate::step::args::{Convolution, Formulation, HeadMap, Inputs, Norm, Pending, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::request::Request;
 use crate::tensor::DType;
+use crate::tensor_checks::Named;
 
 fn flag(on: bool) -> u32 {
     on as u32

@@ -3,10 +3,10 @@
 use super::checks::{Strides, floats, same_dtype};
 use super::extents::Extents;
 use crate::error::Error;
-use crate::shapes::{Named, range, unsupported};
 use crate::step::args::{Activation, Formulation};
 use crate::step::argument::Argument;
 use crate::step::request::{Phase, Request};
+use crate::tensor_checks::{Named, range, unsupported};
 
 /// Names of the dims of windows, and of windows in another pool to write. The latter have the P of the written pool.
 const OF_SLOTS: [[&str; 3]; 2] = [["P", "D", "W - 1"], ["P of write_pool", "D", "W - 1"]];

@@ -2,10 +2,10 @@
 
 use super::checks::{Heads, Rows, Strides, indices};
 use crate::error::Error;
-use crate::shapes::{Named, range, unsupported};
 use crate::step::args::{Formulation, Inputs, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::request::{KeptInputs, New, Phase, Request};
+use crate::tensor_checks::{Named, range, unsupported};
 
 /// Extent of the tensors of new or previous tokens.
 pub struct Extent {

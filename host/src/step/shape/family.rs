@@ -4,11 +4,11 @@ use gated_delta_kernels::launch::{Family, Stage};
 
 use super::extents::Extents;
 use crate::error::{Error, excludes};
-use crate::shapes::unsupported;
 use crate::step::args::{Formulation, MAX_TOKENS, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::request::Request;
 use crate::tensor::DType;
+use crate::tensor_checks::unsupported;
 
 /// Checks that the kernels of the chosen formulation take the numbers of tokens. Returns their family.
 pub fn of(request: &Request<'_>, extents: &Extents) -> Result<Family, Error> {

@@ -3,9 +3,9 @@
 use super::checks::parameter;
 use super::extents::Extents;
 use crate::error::Error;
-use crate::shapes::{Named, range};
 use crate::step::argument::Argument;
 use crate::step::request::Request;
+use crate::tensor_checks::{Named, range};
 
 /// Numbers of rows and alignment of the parameters of the gates.
 #[derive(Default)]

@@ -5,12 +5,12 @@ use gated_delta_kernels::prefill::CHUNK;
 use super::checks::{aligned, indices};
 use super::extents::Extents;
 use crate::error::{Error, excludes};
-use crate::shapes::{Named, range, unsupported};
 use crate::step::args::Formulation;
 use crate::step::argument::Argument;
 use crate::step::choice;
 use crate::step::request::{Phase, Request};
 use crate::tensor::DType;
+use crate::tensor_checks::{Named, range, unsupported};
 
 /// Alignment of a workspace in bytes.
 pub const WORKSPACE_ALIGNMENT: usize = 16;

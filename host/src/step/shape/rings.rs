@@ -4,12 +4,12 @@ use super::checks::{aligned, floats_of_slots, indices, same_dtype, wide_floats_o
 use super::convolution::ConvolutionStrides;
 use super::extents::Extents;
 use crate::error::{Error, excludes};
-use crate::shapes::{named, range};
 use crate::step::args::{Formulation, Inputs, Pending, StateLayout};
 use crate::step::argument::Argument;
 use crate::step::choice;
 use crate::step::request::{Phase, Request};
 use crate::tensor::DType;
+use crate::tensor_checks::{named, range};
 
 /// Alignment of a ring in bytes.
 const ALIGNMENT: usize = 16;

@@ -3,11 +3,11 @@
 use super::checks::{Heads, indices, same_dtype};
 use super::extents::Extents;
 use crate::error::Error;
-use crate::shapes::{Named, range};
 use crate::step::args::StateLayout;
 use crate::step::argument::Argument;
 use crate::step::request::Request;
 use crate::tensor::DType;
+use crate::tensor_checks::{Named, range};
 
 /// Strides of states in elements, and whether some access to them is not aligned to 16 bytes.
 #[derive(Default)]

@@ -1,6 +1,6 @@
 //! Tests of the comparisons: results that pass, and errors that are caught.
 
-use gated_delta_reference::compare::{
+use gated_delta_reference::tolerance::{
     COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, CONVOLVED, DType, KEY, MORE_DECAY, Tolerance, UNDERFLOW,
     excess, norm, of_decays, of_keys, of_underflow, relative_error, relative_error_of, within,
 };
