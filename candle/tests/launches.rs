@@ -11,13 +11,13 @@ use candle_gated_delta::{
     StateLayout, States, Step, Stored, gdn as candle_gdn, gdn_varlen, kda as candle_kda,
     kda_varlen,
 };
-use gated_delta_reference::tolerance::{self, relative_error_of};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{Deferred, Rings, deferred};
 use gated_delta_reference::gate::Activation as Act;
 use gated_delta_reference::layer::{Layer, Pools, Projection, layer};
 use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::recurrent::{Checkpoints, Layout, Recurrent, TokenGates};
+use gated_delta_reference::tolerance::{self, relative_error_of};
 use gated_delta_reference::{gdn, kda, recurrence, recurrent};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
