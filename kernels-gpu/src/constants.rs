@@ -1,7 +1,7 @@
-//! Load-time constants: what is fixed for a layer, written as numbers into the PTX text when it is loaded.
+//! Load-time constants: numbers that are fixed for a layer, written into the PTX text when the text is loaded.
 //!
-//! `constants!` makes one `u32` struct of it: the kernel reads it with `get()`, the host substitutes
-//! [`Constants::SYMBOLS`] by [`Constants::words`] and keys its module cache on the same value.
+//! `constants!` defines one `u32` struct of load-time constants. The kernel reads the struct with `get()`. The host substitutes
+//! [`Constants::SYMBOLS`] by [`Constants::words`], and keys its module cache on the same value.
 
 pub use crate::device::shapes::Element;
 
@@ -54,11 +54,11 @@ macro_rules! constants {
 }
 pub(crate) use constants;
 
-/// How slot indices come, as a load-time constant.
+/// How slot indices are given, as a load-time constant.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// None: row b uses slot b (to read), the read slot (to write).
+    /// No indices: row b reads slot b, and writes the slot that it reads.
     None = 0,
     /// 32-bit signed.
     I32 = 1,

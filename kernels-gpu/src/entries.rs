@@ -1,9 +1,9 @@
 //! Every compiled variant, one line each: `symbol = operator::Body<parameters>`.
 //!
-//! Symbols read kernel, layout and state dtype (unless they are load-time constants: both in a prefill, the layout of f32 states in a
-//! parallel step), dims (`k128` if V = K, else `k96v192`), tile, warps of a block if two entries share a tile, `alone` for an entry
-//! without clusters if another has clusters, and `mma` for products by warps if another entry multiplies by warpgroups. A line makes the
-//! PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
+//! A symbol is made of: kernel; layout and state dtype, unless they are load-time constants (both in a prefill, the layout of f32
+//! states in a parallel step); dims (`k128` if V = K, otherwise `k96v192`); tile; warps of a block if two entries share a tile;
+//! `alone` for an entry without clusters if another one has clusters; `mma` for products by warps if another entry multiplies by
+//! warpgroups. A line defines the PTX entry, the [`Entry`] variant that the host selects, and the simulator's call.
 
 use crate::constants::Constants;
 use crate::kernels;
@@ -203,7 +203,7 @@ macro_rules! define_entries {
             )*
         }
 
-        /// The bodies, each in a module of its own: what is in one module is compiled by one thread.
+        /// The bodies, each in a separate module, because one thread compiles a whole module.
         #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
         mod simulated {
             $(
@@ -214,7 +214,7 @@ macro_rules! define_entries {
                     /// Never inlined, so that a fiber's stack holds the frame of one body.
                     ///
                     /// # Safety
-                    /// As [`Entry::simulate`]'s.
+                    /// As for [`Entry::simulate`].
                     #[inline(never)]
                     pub unsafe fn run(params: &[u8]) {
                         // SAFETY: the caller's promise.
@@ -225,14 +225,14 @@ macro_rules! define_entries {
         }
 
         impl Entry {
-            /// All of them, in the order of the table.
+            /// All entries, in the order of the table.
             pub const ALL: &[Entry] = &[$(Entry::$symbol),*];
 
             /// Runs the body as the current simulated thread.
             ///
             /// # Safety
-            /// `params` begin with the bytes of the operator's parameters, and the simulation's regions cover what
-            /// they point at.
+            /// `params` begin with the bytes of the operator's parameters, and the simulation's regions cover all
+            /// tensors to which they point.
             #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
             pub unsafe fn simulate(self, params: &[u8]) {
                 match self {
@@ -242,7 +242,7 @@ macro_rules! define_entries {
             }
         }
 
-        /// The facts of each entry, in the order of the table.
+        /// The facts about each entry, in the order of the table.
         const FACTS: &[Facts] = &[
             $(Facts::of::<kernels::$operator::$body<$($parameter),*>>(stringify!($symbol), stringify!($operator)),)*
         ];
@@ -251,7 +251,7 @@ macro_rules! define_entries {
 
 for_each_entry!(define_entries);
 
-/// An entry and its kernel.
+/// Facts about an entry and its kernel.
 struct Facts {
     name: &'static str,
     operator: &'static str,
@@ -277,7 +277,7 @@ impl Entry {
         &FACTS[self as usize]
     }
 
-    /// The launch, and the operator that it computes.
+    /// The shape of the launch, and the operator that the entry computes.
     pub const fn description(self) -> &'static Description {
         &self.facts().description
     }
@@ -287,23 +287,23 @@ impl Entry {
         self.facts().name
     }
 
-    /// Operator that it belongs to: the stem of its kernel's file.
+    /// Name of the entry's operator: the stem of its kernel's file.
     pub const fn operator(self) -> &'static str {
         self.facts().operator
     }
 
-    /// Bytes of its parameters.
+    /// Bytes of the entry's parameters.
     pub const fn parameter_bytes(self) -> usize {
         self.facts().parameter_bytes
     }
 
-    /// Load-time constants of its operator.
+    /// Symbols of the load-time constants of the entry's operator.
     pub const fn symbols(self) -> &'static [&'static str] {
         self.facts().symbols
     }
 
-    /// Dynamic shared memory of a block, but for [`Self::shared_state_elements`], where each key channel has its own decay
-    /// or each value head has one.
+    /// Dynamic shared memory of a block, without [`Self::shared_state_elements`]; `per_channel`: each key channel has its own
+    /// decay, otherwise each value head.
     pub const fn shared(self, per_channel: bool) -> Shared {
         let it = self.description();
         if per_channel {
@@ -313,8 +313,9 @@ impl Entry {
         }
     }
 
-    /// Blocks of a multiprocessor that registers must leave room for, where
-    /// [`StepConstants::blocks_per_sm`](crate::step::StepConstants) is `most`: half as many of a block of more than 5 warps.
+    /// Minimum number of blocks per multiprocessor, which bounds registers, if
+    /// [`StepConstants::blocks_per_sm`](crate::step::StepConstants) is `most`. For blocks of more than 5 warps, half of `most`
+    /// counts.
     pub const fn blocks_per_sm(self, most: u32) -> u32 {
         let own = self.description().min_blocks_per_sm;
         let most = match (self.description().block > 160, most) {
@@ -324,7 +325,7 @@ impl Entry {
         if own < most { own } else { most }
     }
 
-    /// Threads of a block for a layer of `ratio` value heads to a query/key head.
+    /// Threads of a block for a layer of `ratio` value heads per query/key head.
     pub const fn block_of(self, ratio: u32) -> u32 {
         let it = self.description();
         if it.block_per_head {
@@ -334,7 +335,7 @@ impl Entry {
         }
     }
 
-    /// Blocks of a cluster for a layer of `ratio` value heads to a query/key head; 1: none.
+    /// Blocks of a cluster for a layer of `ratio` value heads per query/key head; 1: no cluster.
     pub const fn cluster_of(self, ratio: u32) -> u32 {
         let it = self.description();
         if it.cluster_of_heads {
@@ -344,12 +345,12 @@ impl Entry {
         }
     }
 
-    /// Whether it takes a GPU with clusters: of compute capability 9.0.
+    /// Whether the entry needs a GPU with clusters, of compute capability 9.0.
     pub const fn takes_clusters(self) -> bool {
         self.cluster() > 1 || self.has_cluster_of_heads()
     }
 
-    /// Most value heads of a query/key head.
+    /// Largest number of value heads per query/key head.
     pub const fn max_ratio(self) -> u32 {
         let it = self.description();
         if it.max_heads > 1 {
@@ -359,8 +360,8 @@ impl Entry {
         }
     }
 
-    /// Bytes of the workspace for a unit of a prefill and a query/key head with `ratio` value heads, which `makes_values` of
-    /// v or not, and `leaves_o` in f16 for a norm or not: a multiple of 128. There are [`crate::prefill::units`].
+    /// Bytes of a prefill's workspace for a chunk and a query/key head with `ratio` value heads, a multiple of 128; with v in f16
+    /// if `makes_values`, with o in f16 for a norm if `leaves_o`. [`crate::prefill::units`] bounds the number of chunks.
     pub const fn workspace_bytes_per_unit(
         self,
         ratio: u32,
@@ -374,7 +375,7 @@ impl Entry {
     }
 }
 
-/// Makes a method of an entry for a field of its description.
+/// Defines methods of an entry for fields of its description.
 macro_rules! fields {
     ($($name:ident: $type:ty = $($field:ident).+;)*) => {
         impl Entry {
@@ -425,7 +426,7 @@ mod tests {
     use crate::constants::Element;
     use crate::launch::{Computes, Family, Form, Layout, Stage};
 
-    /// The symbol that the table should give an entry, but for the warps of its block.
+    /// The symbol that the table should give an entry, without the warps of its block.
     fn symbol(entry: Entry, computes: Computes) -> String {
         let Computes {
             family,
@@ -450,7 +451,7 @@ mod tests {
             Form::Chunked(Stage::Single) => "prefill_single",
             Form::Chunked(Stage::Finish) => "prefill_finish",
         };
-        // Of those that take all tokens at once two keep the name of the operator's file.
+        // Two of the operators that compute all tokens together keep the name of the operator's file.
         let operator = match (computes.per_channel, family) {
             _ if entry.name().starts_with("recurrent") || entry.name().starts_with("layer") => "",
             (Some(false), Family::PARALLEL) => "gdn_mtp_",
@@ -477,7 +478,7 @@ mod tests {
             format!("k{k}v{v}")
         };
         let of_states = format!("{name}_{states}{dims}");
-        // Whole heads, whatever their dims.
+        // These kernels have whole heads, for all dims.
         match family.takes_singles() || !family.knows_states() {
             true => of_states,
             false => format!("{of_states}_tile{}", v / entry.tiles()),

@@ -1,4 +1,4 @@
-//! What a kernel is to the host and the simulator: parameters, constants, and the shape of a launch.
+//! The host's and the simulator's view of a kernel: parameters, constants, and the shape of a launch.
 
 use crate::constants::{Constants, Element};
 pub use crate::device::shapes::LaunchShape;
@@ -7,9 +7,9 @@ pub use crate::device::shapes::LaunchShape;
 pub trait Kernel {
     /// The single, by-value argument.
     type Params: bytemuck::Pod;
-    /// Numbers that are written into the PTX when it is loaded.
+    /// Constants that are written into the PTX text when it is loaded.
     type Constants: Constants;
-    /// The launch, and the operator that it computes.
+    /// The shape of the launch, and the operator that the kernel computes.
     const DESCRIPTION: Description;
 
     /// The body, as run by every thread.
@@ -19,65 +19,65 @@ pub trait Kernel {
     unsafe fn run(params: &Self::Params);
 }
 
-/// All that a host and a simulator know of a kernel.
+/// All facts that a host and a simulator need about a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// The operator on states that it computes; none of other kernels.
+    /// The operator on states that the kernel computes; `None` for other kernels.
     pub computes: Option<Computes>,
     /// Threads of a block (x only), a multiple of 32.
     pub block: u32,
     /// Whether a block has [`Self::block`] threads for each of its value heads.
     pub block_per_head: bool,
-    /// Blocks of a multiprocessor that registers must leave room for; 0 leaves it to the assembler.
+    /// Minimum number of blocks per multiprocessor, which bounds registers; 0 leaves it to the assembler.
     pub min_blocks_per_sm: u32,
-    /// Whether a load-time constant bounds that number ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)): where narrow
-    /// accesses, the dtype of tokens or the layout of states take more registers.
+    /// Whether a load-time constant lowers that number ([`StepConstants::blocks_per_sm`](crate::step::StepConstants)), because
+    /// narrow accesses, the dtype of tokens or the layout of states may take more registers.
     pub min_blocks_by_constant: bool,
-    /// Whether one block of a multiprocessor is said to be enough on machines before Hopper, where the assembler would spill for a second
-    /// one unasked.
+    /// Whether to tell the assembler, on machines before Hopper, that one block per multiprocessor is enough; otherwise it would
+    /// spill in order to fit a second block.
     pub one_block_before_hopper: bool,
     /// Blocks that share one head's state.
     pub tiles: u32,
-    /// Whether a block may have two value heads of a query/key head, one after the other: where the grid has HV/(2 H) blocks
-    /// along x instead of HV/H.
+    /// Whether a block may have two value heads of a query/key head, one after the other; the grid then has HV/(2 H) blocks along
+    /// x instead of HV/H.
     pub makes_pairs: bool,
-    /// Value heads that a block may have, where it has all those of a query/key head; 1: a block has one value head.
+    /// Largest number of value heads of a block that has all those of a query/key head; 1: a block has one value head.
     pub max_heads: u32,
-    /// Most value heads of a query/key head, where a block has one.
+    /// Largest number of value heads per query/key head, if a block has one value head.
     pub max_ratio: u32,
-    /// Blocks along x of a cluster; 1: none.
+    /// Blocks of a cluster, along x; 1: no cluster.
     pub cluster: u32,
-    /// Whether a cluster has [`Self::cluster`] blocks for each value head of a query/key head. The grid's y then goes
-    /// through the value heads, those of a query/key head one after the other.
+    /// Whether a cluster has [`Self::cluster`] blocks for each value head of a query/key head. The y of the grid is then the
+    /// value head, where those of a query/key head are consecutive.
     pub cluster_of_heads: bool,
-    /// Whether it multiplies as warpgroups ([`crate::device::warpgroup`]), or goes with what does: takes a GPU of compute
-    /// capability 9.0, no later one (sm_90a).
+    /// Whether the kernel multiplies by warpgroups ([`crate::device::warpgroup`]), or is launched together with such a kernel.
+    /// Needs a GPU of compute capability 9.0, and no later one (sm_90a).
     pub warpgroups: bool,
-    /// Whether the kernel waits itself for the launch before it on its stream (`griddepcontrol.wait`), so that the host may launch it
-    /// with programmatic stream serialization behind any kernel. The other kernels of a prefill may be launched so only behind kernels
-    /// of the same prefill ([`LaunchShape::overlaps`]).
+    /// Whether the kernel itself waits for the previous launch on its stream (`griddepcontrol.wait`). The host may then launch it
+    /// with programmatic stream serialization after any kernel. It may launch the other kernels of a prefill in this way only
+    /// after kernels of the same prefill ([`LaunchShape::overlaps`]).
     pub overlaps: bool,
-    /// Whether its tests have passed on a GPU. A kernel without that is for the simulator, and for a host that asks for it.
+    /// Whether the kernel's tests have passed on a GPU. Otherwise it is for the simulator, and for a host that asks for it.
     pub proved: bool,
     /// Dynamic shared memory of a block.
     pub shared: Shared,
-    /// Dynamic shared memory besides, where each key channel has its own decay.
+    /// Additional dynamic shared memory if each key channel has its own decay.
     pub shared_of_channels: Shared,
-    /// Dynamic shared memory besides where [`StepConstants::stages`](crate::step::StepConstants::stages) is 2, bytes.
+    /// Additional bytes of dynamic shared memory if [`StepConstants::stages`](crate::step::StepConstants::stages) is 2.
     pub shared_of_stage: u32,
-    /// Bytes of [`Self::shared`] that are not needed where q, k and the keys of a ring are bf16: the low parts of split tokens, at the
-    /// end.
+    /// Bytes at the end of [`Self::shared`] that are not needed if q, k and the keys of a ring are bf16: the low parts of split
+    /// tokens.
     pub shared_of_lows: u32,
-    /// Dynamic shared memory besides where a parallel step goes through its tokens in sets of 8, bytes.
+    /// Additional bytes of dynamic shared memory if a parallel step processes its tokens in sets of 8.
     pub shared_of_sets: u32,
-    /// Elements of a K-last state for which a block has dynamic shared memory besides; none of a V-last one.
+    /// Elements of a K-last state for which a block has additional dynamic shared memory; not needed for V-last states.
     pub shared_state_elements: u32,
     /// Workspace of a prefill.
     pub workspace: Workspace,
 }
 
 impl Description {
-    /// A kernel in blocks of `block` threads, and nothing besides.
+    /// A kernel with blocks of `block` threads, and defaults for everything else.
     #[must_use]
     pub const fn new(block: u32) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Description {
         }
     }
 
-    /// The same of an operator on states.
+    /// The same for an operator on states.
     #[must_use]
     pub const fn of(block: u32, computes: Computes) -> Self {
         Self {
@@ -120,14 +120,14 @@ impl Description {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Computes {
-    /// Which recurrence, and how.
+    /// The recurrence, and the way of computing it.
     pub family: Family,
-    /// Whether each key channel has its own decay: KDA's; GDN's is one of a value head. `None`: either, by a load-time constant.
+    /// Whether each key channel has its own decay (KDA), or each value head (GDN). `None`: either, by a load-time constant.
     pub per_channel: Option<bool>,
-    /// Layout of its states; `None`: either, by a load-time constant, or no states.
+    /// Layout of the states; `None`: either, by a load-time constant, or no states.
     pub layout: Option<Layout>,
-    /// Elements of its states, in shared memory where it [takes sets](Self::takes_sets): bf16 where they may be f16 too; `None`: any,
-    /// by load-time constants, or no states.
+    /// Element type of the states, in shared memory if the kernel [takes sets](Self::takes_sets); bf16 also stands for f16.
+    /// `None`: any, by load-time constants, or no states.
     pub element: Option<Element>,
     /// Head dim of q and k.
     pub k: u32,
@@ -138,13 +138,13 @@ pub struct Computes {
 /// Dynamic shared memory of a block, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
-    /// For the block.
+    /// Bytes of the block.
     pub block: u32,
-    /// For each token and previous token of a row.
+    /// Bytes of each token and previous token of a row.
     pub per_token: u32,
-    /// For each of its value heads.
+    /// Bytes of each of the block's value heads.
     pub per_head: u32,
-    /// For each token and previous token of each of its value heads.
+    /// Bytes of each token and previous token of each of the block's value heads.
     pub per_token_of_head: u32,
 }
 
@@ -152,7 +152,7 @@ impl Shared {
     /// None.
     pub const NONE: Self = Self::of_block(0);
 
-    /// So many bytes, whatever a block has.
+    /// A fixed number of bytes per block.
     #[must_use]
     pub const fn of_block(block: u32) -> Self {
         Self {
@@ -163,7 +163,7 @@ impl Shared {
         }
     }
 
-    /// This and `more`.
+    /// The sum of this and `more`.
     #[must_use]
     pub const fn and(self, more: Self) -> Self {
         Self {
@@ -183,16 +183,16 @@ impl Shared {
     }
 }
 
-/// Workspace of a unit of a prefill, bytes.
+/// Workspace of a chunk of a prefill, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workspace {
-    /// For a query/key head, of k and q: the same for every ratio.
+    /// Bytes of a query/key head, for k and q: the same for every ratio.
     pub per_key_head: u32,
-    /// For a value head.
+    /// Bytes of a value head.
     pub per_head: u32,
-    /// More of a value head where there are tiles of v ([`makes_values`](crate::step::StepConstants::makes_values)).
+    /// Additional bytes of a value head for tiles of v ([`makes_values`](crate::step::StepConstants::makes_values)).
     pub of_values: u32,
-    /// More of a value head where o is left in f16 for a norm ([`crate::prefill::norm::is_left`]).
+    /// Additional bytes of a value head if o is stored in f16 for a norm ([`crate::prefill::norm::is_left`]).
     pub of_norm: u32,
 }
 
@@ -211,12 +211,12 @@ impl Workspace {
 pub struct States {
     /// Which dim is contiguous.
     pub layout: Layout,
-    /// Their element: bf16 where they may be f16 too.
+    /// Their element type; bf16 also stands for f16.
     pub element: Element,
 }
 
 impl States {
-    /// All that there are entries for.
+    /// All kinds of states for which entries exist.
     pub const ALL: [Self; 4] = [
         Self::new(Layout::KLast, Element::Bf16),
         Self::new(Layout::KLast, Element::F32),
@@ -230,7 +230,7 @@ impl States {
 }
 
 impl Computes {
-    /// A kernel for heads of these dims, whose decays are `per_channel` and whose states are any.
+    /// A kernel for heads of these dims, with decays per channel or head as `per_channel` says, for all states.
     #[must_use]
     pub const fn new(family: Family, per_channel: Option<bool>, [k, v]: [u32; 2]) -> Self {
         Self {
@@ -243,7 +243,7 @@ impl Computes {
         }
     }
 
-    /// The same for these states alone.
+    /// The same, only for these states.
     #[must_use]
     pub const fn on(self, layout: Layout, element: Element) -> Self {
         let layout = Some(layout);
@@ -253,14 +253,14 @@ impl Computes {
         }
     }
 
-    /// The same for states of these elements, in either layout.
+    /// The same for states of this element type, in either layout.
     #[must_use]
     pub const fn of(self, element: Element) -> Self {
         let element = Some(element);
         Self { element, ..self }
     }
 
-    /// Most tokens of a row, and most previous ones: those of its family, and twice as many where it [takes
+    /// Largest number of tokens of a row, and of previous tokens: that of the family, or twice as many if the kernel [takes
     /// sets](Self::takes_sets).
     #[must_use]
     pub const fn max_tokens(&self) -> u32 {
@@ -270,8 +270,8 @@ impl Computes {
         }
     }
 
-    /// Whether it goes through more tokens than its family computes at once, set by set. Its states are f32 in shared memory; in the
-    /// pool they may be of 16 bits too, by a load-time constant.
+    /// Whether the kernel processes more tokens than its family computes together, set by set. Its states are f32 in shared
+    /// memory; in the pool they may also have 16 bits, by a load-time constant.
     #[must_use]
     pub const fn takes_sets(&self) -> bool {
         let family = self.family;
@@ -279,19 +279,19 @@ impl Computes {
         family.is_parallel() && of_f32 && !family.layer && !family.deferred
     }
 
-    /// Whether load-time constants decide the layout of its states, or their element too.
+    /// Whether load-time constants decide the layout of the states, or also their element type.
     #[must_use]
     pub const fn has_any_states(&self) -> bool {
         self.layout.is_none() && self.family.knows_states()
     }
 
-    /// Whether a load-time constant decides whether the states of the pool are f32 or of 16 bits.
+    /// Whether a load-time constant decides if the states of the pool are f32 or 16-bit.
     #[must_use]
     pub const fn has_any_elements(&self) -> bool {
         self.has_any_states() && (self.element.is_none() || self.takes_sets())
     }
 
-    /// The states that it computes with: those that it is compiled for, or all.
+    /// The states that the kernel supports: those that it is compiled for, or all.
     pub fn all_states(&self) -> impl Iterator<Item = States> + use<> {
         let own = *self;
         let all = States::ALL.into_iter();
@@ -301,7 +301,7 @@ impl Computes {
         })
     }
 
-    /// Whether each key channel has its own decay, for each operator that it computes: GDN's first.
+    /// The operators that the kernel computes, GDN first, each as whether every key channel has its own decay.
     pub fn all_operators(&self) -> impl Iterator<Item = bool> + use<> {
         let own = self.per_channel;
         let all = [false, true].into_iter();
@@ -309,14 +309,15 @@ impl Computes {
     }
 }
 
-/// Kernels that compute the same, in the same way, for either operator.
+/// Kernels that compute the same in the same way, for either operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Family {
-    /// How tokens are gone through.
+    /// How tokens are processed.
     pub form: Form,
-    /// Whether there is a convolution before and a norm after it. A prefill's are load-time constants and kernels of their own.
+    /// Whether the kernel has a convolution before the recurrence and a norm after it. A prefill has load-time constants and
+    /// separate kernels for both.
     pub layer: bool,
-    /// Whether states wait for the tokens of a ring: it takes [`crate::step::DeferredParams`].
+    /// Whether states are deferred: the kernel takes [`crate::step::DeferredParams`].
     pub deferred: bool,
 }
 
@@ -335,14 +336,14 @@ impl core::fmt::Display for Family {
     }
 }
 
-/// How tokens are gone through.
+/// How tokens are processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
     /// One token.
     Decode,
     /// Token by token.
     Recurrent,
-    /// All tokens at once, on the tensor cores: no state between the first and the last is made.
+    /// All tokens together, on the tensor cores: no state between the first and the last is computed.
     Parallel,
     /// Any number of tokens, in chunks that end at multiples of 64 tokens of a sequence. It takes [`crate::step::PrefillParams`].
     Chunked(Stage),
@@ -351,34 +352,35 @@ pub enum Form {
 /// Kernels of a prefill, in the order of their launches, with the same parameters and constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// The convolution of q, k and v. The grid is x = n · unit + which of q, k (H each; of KDA HV) and v (HV). It knows no states.
+    /// The convolution of q, k and v. The grid is x = n · chunk + index among the heads of q, k (H each; with KDA HV) and v (HV).
+    /// It reads no states.
     Convolve,
-    /// The intra-chunk pass: the chain's operands, which do not depend on states. The grid is x = n · unit + which head: of GDN one
-    /// of ⌈HV/H / 2⌉ pairs of value heads of a query/key head, of KDA one of HV/H value heads; units from
-    /// [`first_chunk`](crate::step::PrefillParams::first_chunk) on. It knows no states.
+    /// The intra-chunk pass: the scan's operands that do not depend on states. The grid is x = n · chunk + index of a head: with
+    /// GDN of one of ⌈HV/H / 2⌉ pairs of value heads of a query/key head, with KDA of one of HV/H value heads. Chunks from
+    /// [`first_chunk`](crate::step::PrefillParams::first_chunk) on. It reads no states.
     Prepare,
-    /// The inter-chunk scan: from state to state, after [`Stage::Prepare`]; of a prompt in segments, after the chain of the segment
-    /// before too.
+    /// The inter-chunk scan: carries states from chunk to chunk, after [`Stage::Prepare`]; for a prompt in segments, also after
+    /// the scan of the previous segment.
     Chain,
-    /// Of rows in splits, between the two passes of the chain: states at the begins of splits.
+    /// For rows in splits, between the two passes of the scan: computes the states at the beginnings of splits.
     Carry,
-    /// Rows of at most 64 tokens: [`Stage::Prepare`] and [`Stage::Chain`] in one, without a workspace.
+    /// Rows of at most 64 tokens: [`Stage::Prepare`] and [`Stage::Chain`] in one kernel, without a workspace.
     Short,
-    /// The rows of one token of a launch with longer ones: beside a chain, which leaves them alone
+    /// The rows of one token of a launch that also has longer rows: concurrently with a scan, which skips them
     /// ([`has_singles`](crate::step::PrefillParams::has_singles)).
     Single,
-    /// With a convolution or a norm: behind the others, it writes windows and norms o of what is not short. The grid is x =
-    /// windows' blocks, ⌈D / block⌉ of each row where the convolution keeps any, and behind them n · unit + value head where there
-    /// is a norm. It knows no states.
+    /// With a convolution or a norm: after the others, writes windows and norms o of rows that are not short. The grid is x =
+    /// first ⌈D / block⌉ blocks of windows for each row, if the convolution keeps windows, then n · chunk + value head, if there
+    /// is a norm. It reads no states.
     Finish,
 }
 
 impl Family {
-    /// One token of a layer, or on states that wait; without either [`Self::RECURRENT`] takes it.
+    /// One token of a layer, or on deferred states; without either, [`Self::RECURRENT`] computes one token.
     pub const DECODE: Self = Self::of(Form::Decode);
-    /// Token by token, on states that do not wait, without convolution and norm.
+    /// Token by token, on states that are not deferred, without convolution and norm.
     pub const RECURRENT: Self = Self::of(Form::Recurrent);
-    /// The same, all tokens at once.
+    /// The same, all tokens together.
     pub const PARALLEL: Self = Self::of(Form::Parallel);
 
     const fn of(form: Form) -> Self {
@@ -395,7 +397,7 @@ impl Family {
         Self::of(Form::Chunked(stage))
     }
 
-    /// The same with a convolution before and a norm after it.
+    /// The same with a convolution before the recurrence and a norm after it.
     #[must_use]
     pub const fn in_layer(self) -> Self {
         Self {
@@ -404,7 +406,7 @@ impl Family {
         }
     }
 
-    /// The same on states that wait.
+    /// The same on deferred states.
     #[must_use]
     pub const fn on_deferred(self) -> Self {
         Self {
@@ -413,13 +415,13 @@ impl Family {
         }
     }
 
-    /// Whether states wait for the tokens of a ring.
+    /// Whether states are deferred.
     #[must_use]
     pub const fn is_deferred(self) -> bool {
         self.deferred
     }
 
-    /// Most tokens of a row, and most previous ones, whatever the states.
+    /// Largest number of tokens of a row, and of previous tokens, for all kinds of states.
     #[must_use]
     pub const fn max_tokens(self) -> u32 {
         match self.form {
@@ -431,19 +433,19 @@ impl Family {
         }
     }
 
-    /// Whether it takes previous tokens, to commit them.
+    /// Whether the family takes previous tokens, and commits them.
     #[must_use]
     pub const fn takes_previous(self) -> bool {
         matches!(self.form, Form::Recurrent | Form::Parallel) && !self.deferred
     }
 
-    /// Whether all tokens are computed at once.
+    /// Whether all tokens are computed together.
     #[must_use]
     pub const fn is_parallel(self) -> bool {
         matches!(self.form, Form::Parallel)
     }
 
-    /// Which kernel of a prefill it is.
+    /// The kernel's stage, if it is a kernel of a prefill.
     #[must_use]
     pub const fn stage(self) -> Option<Stage> {
         match self.form {
@@ -458,19 +460,19 @@ impl Family {
         self.stage().is_some()
     }
 
-    /// Whether it is a prefill's chain.
+    /// Whether it is the inter-chunk scan of a prefill.
     #[must_use]
     pub const fn is_chain(self) -> bool {
         matches!(self.form, Form::Chunked(Stage::Chain))
     }
 
-    /// Whether it takes the rows of one token of a prefill, beside the longer ones.
+    /// Whether it computes the rows of one token of a prefill, concurrently with the longer rows.
     #[must_use]
     pub const fn takes_singles(self) -> bool {
         matches!(self.form, Form::Chunked(Stage::Single))
     }
 
-    /// Whether it has to do with states.
+    /// Whether the kernel reads or writes states.
     #[must_use]
     pub const fn knows_states(self) -> bool {
         !matches!(
@@ -479,8 +481,8 @@ impl Family {
         )
     }
 
-    /// Blocks of a unit, in a kernel of a prefill that convolves, prepares or norms units, with H query/key heads of `ratio` value heads each,
-    /// whose key channels have decays of their own where `per_channel`; 0 of others.
+    /// Number of blocks per chunk, in a kernel of a prefill that convolves, prepares or norms chunks, with H query/key heads of
+    /// `ratio` value heads each; `per_channel`: each key channel has its own decay. 0 for other kernels.
     #[must_use]
     pub const fn blocks_of_unit(self, h: u32, ratio: u32, per_channel: bool) -> u32 {
         match self.stage() {

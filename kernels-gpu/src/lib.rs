@@ -1,15 +1,16 @@
-//! The kernels. Read in this order: [`kernels`] (one file per operator: math, parameters, body), [`math`]
-//! and [`state`] (what bodies are made of), [`device`] (the machine's instructions, and their simulator),
-//! [`entries`] (every compiled variant, one line each).
+//! The kernels. Read in this order: [`kernels`] (one file per operator: math, parameters, body), [`math`] and [`state`] (what
+//! bodies are made of), [`device`] (the machine's instructions, and their simulator), [`entries`] (every compiled variant, one
+//! line each).
 //!
-//! What operators share besides: [`step`] (what a launch gets), [`row`] (what a block works on), `pending` (tokens that wait) and
-//! [`recurrent`] (tokens and ways of keeping states).
+//! All operators share [`step`] (arguments of a launch), [`row`] (row, head and tile of a block), `pending` (pending tokens of
+//! deferred states) and [`recurrent`] (tokens and ways of keeping states).
 //!
-//! Notation: `B` sequences, `T` tokens per sequence in a launch, `H` query/key heads, `HV` value heads,
-//! `K` and `V` head dims, `P` pool slots. `S` is one head's state, `[V, K]`.
+//! Notation: `B` sequences, `T` tokens per sequence in a launch, `H` query/key heads, `HV` value heads, `K` and `V` head dims,
+//! `P` pool slots. `S` is one head's state, `[V, K]`.
 //!
-//! On a GPU all that a kernel calls is inlined into it, by `cfg_attr(target_arch = "nvptx64", inline(always))`. For the
-//! simulator that is left to the compiler, which builds what entries share once: in a sixth of the time.
+//! On a GPU every function that a kernel calls is inlined into the kernel, by `cfg_attr(target_arch = "nvptx64",
+//! inline(always))`. For the simulator the compiler decides, because entries then share compiled functions: a build takes a sixth
+//! of the time.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",

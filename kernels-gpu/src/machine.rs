@@ -1,22 +1,23 @@
-//! What machines have, and how one text serves several.
+//! Kinds of machines, and how one PTX text serves several.
 //!
-//! A text for every machine has a word before each instruction that some lack: `GD_SM90` before one that came with compute
-//! capability 9.0, `GD_SM80` before what stands in for it on older ones. The loader replaces the word by nothing or by `//`,
-//! as it replaces load-time constants by numbers, and says `.version` and `.target` likewise ([`word`]). What goes
-//! another way with several instructions asks [`StepConstants::machine`](crate::step::StepConstants::machine) in the kernel's
-//! source besides: the way not taken is dead code of instructions that a comment has removed.
+//! A text for every machine has a word before each instruction that some machines lack: `GD_SM90` before an instruction that came
+//! with compute capability 9.0, `GD_SM80` before its replacement on older machines. The loader replaces the word by nothing or by
+//! `//`, as it replaces load-time constants by numbers. It sets `.version` and `.target` in the same way ([`word`]). If an
+//! alternative takes several instructions, the kernel's source also branches on
+//! [`StepConstants::machine`](crate::step::StepConstants::machine): the branch not taken is dead code, whose instructions are
+//! commented out.
 
 /// [`StepConstants::machine`](crate::step::StepConstants::machine) from compute capability 8.0 on: `mma.sync`, `cp.async`,
 /// `mbarrier`.
 pub const AMPERE: u32 = 80;
 
-/// The machine of compute capability 9.0: bulk copies, launches that overlap, clusters of blocks, and `wgmma`.
+/// The machine of compute capability 9.0: bulk copies, programmatic dependent launch, clusters of blocks, and `wgmma`.
 pub const HOPPER: u32 = 90;
 
-/// The machine of later compute capabilities: all of Hopper's but `wgmma`.
+/// The machine of later compute capabilities: all of Hopper's features except `wgmma`.
 pub const BLACKWELL: u32 = 100;
 
-/// The machine of a GPU of this compute capability; one that is newer than any known is taken for the newest.
+/// The machine of a GPU of this compute capability; a GPU newer than every known machine counts as the newest machine.
 #[must_use]
 pub const fn of_capability((major, _): (u32, u32)) -> u32 {
     match major {
@@ -26,7 +27,8 @@ pub const fn of_capability((major, _): (u32, u32)) -> u32 {
     }
 }
 
-/// Shared memory that a block may have on a GPU of this compute capability, bytes; of one that is not known what every GPU has.
+/// Bytes of shared memory that a block may have on a GPU of this compute capability; for an unknown capability 99 KiB, which
+/// every GPU has.
 #[must_use]
 pub const fn shared_bytes(capability: (u32, u32)) -> u32 {
     1024 * match capability {
@@ -36,7 +38,7 @@ pub const fn shared_bytes(capability: (u32, u32)) -> u32 {
     }
 }
 
-/// The loader's replacement of a word of a text, for a machine; none for a word that is no machine's.
+/// The loader's replacement of a word of a text, for a machine; `None` if the word does not depend on the machine.
 #[must_use]
 pub fn word(word: &str, machine: u32) -> Option<&'static str> {
     let is_old = machine < HOPPER;

@@ -1,4 +1,5 @@
-//! The pending tokens of a slot, in a ring beside its state and in one beside its window: see [`crate::deferred`].
+//! The pending tokens of a slot: their ring next to its state, and the ring of inputs next to its window. See
+//! [`crate::deferred`].
 //!
 //! # Safety
 //! `load` relies on `params` and `c` describing live tensors.
@@ -12,13 +13,13 @@ use crate::row::Row;
 use crate::state::{is_fresh, is_live, slot_of};
 use crate::step::{DeferredParams, StepConstants, TAPS};
 
-/// Most tokens of a slot that are pending at once, where they come one by one.
+/// Largest number of pending tokens of a slot in steps of one token.
 pub const MAX_PENDING: u32 = 8;
 
-/// Most of them with drafts, on the tensor cores.
+/// Largest number of pending tokens of a slot in steps of drafts, on the tensor cores.
 pub const MAX_PENDING_DRAFTS: u32 = 16;
 
-/// Whether a step of `tokens` tokens folds the `pending` ones of a row first, of which there may be up to `most`.
+/// Whether a step of `tokens` tokens first flushes a row that has `pending` pending tokens, of at most `most`.
 #[must_use]
 pub const fn folds(pending: u32, tokens: u32, most: u32) -> bool {
     pending.saturating_add(tokens) > most
@@ -32,13 +33,13 @@ const F32: u64 = bytes_of(Element::F32 as u32) as u64;
 pub struct Pending {
     /// Slot of the state and of the rings.
     pub slot: u64,
-    /// The row starts from zeros, and nothing is pending.
+    /// Whether the row starts from zeros, with no pending tokens.
     pub fresh: bool,
-    /// Whether slot, number and first entry are there.
+    /// Whether slot, number of tokens and first entry are valid.
     pub live: bool,
-    /// Pending tokens; 0 where the row is not live.
+    /// Number of pending tokens; 0 if the row is not live.
     pub len: u32,
-    /// Entry of the first.
+    /// Ring entry of the first pending token.
     base: u32,
 }
 
@@ -82,30 +83,30 @@ impl Pending {
         }
     }
 
-    /// Whether a launch folds the pending tokens: a flush does wherever there are any.
+    /// Whether a launch flushes the row; a `Flush` (a launch of no tokens) flushes every row with pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn folds(&self, c: &StepConstants) -> bool {
         self.len > 0 && (c.tokens == 0 || folds(self.len, c.tokens, c.pending))
     }
 }
 
-/// The ring of what tokens of a slot were convolved from. The window of the slot is that before the pending tokens.
+/// The ring of a slot's convolution inputs, one entry per token. The slot's window precedes the pending tokens.
 #[derive(Clone, Copy)]
 pub struct InputRing {
-    /// Address of entry 0.
+    /// Address of entry 0 of the slot.
     first: u64,
-    /// Bytes of an entry: of all channels.
+    /// Bytes of an entry: all channels of a token.
     token: u64,
     base: u32,
     entries: u32,
     len: u32,
     live: bool,
-    /// Whether the launch puts the pending tokens into window and state, or the row begins with it.
+    /// Whether the launch writes window and state before the new tokens, because the row is flushed or fresh.
     pub moves: bool,
 }
 
 impl InputRing {
-    /// For heads with K keys and V values; `folds` the pending tokens or not.
+    /// The ring for heads with K keys and V values; `folds`: whether the launch flushes the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(
         c: &StepConstants,
@@ -127,21 +128,21 @@ impl InputRing {
         }
     }
 
-    /// Address of a channel of the token `t` behind the pending ones.
+    /// Address of a channel of new token `t`, after the pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new_input(&self, c: &StepConstants, t: u32, channel: u32) -> u64 {
         self.input(c, self.len + t, channel)
     }
 
-    /// Address of the input at place `i` of the window behind the pending tokens, of [`TAPS`] − 1 places, and whether it may be read; none
-    /// where that input is older than the pending tokens.
+    /// Address of the input at place `i` of the window after the pending tokens, which has [`TAPS`] − 1 places, and whether the
+    /// input may be read; `None` if the input is older than the pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pending_input(&self, c: &StepConstants, i: usize, channel: u32) -> Option<(u64, bool)> {
         let back = (TAPS - 1 - i) as u32;
         (back <= self.len).then(|| (self.input(c, self.len - back, channel), self.live))
     }
 
-    /// Pending tokens: the older inputs lie so many places further in the window of the slot.
+    /// Number of pending tokens. Older inputs are that many places further in the slot's window.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn pending(&self) -> u32 {
         self.len
@@ -154,14 +155,14 @@ impl InputRing {
     }
 }
 
-/// Number `at` of the entries of a ring, which is less than twice as many.
+/// Index of an entry, `at` modulo the number of entries; `at` is less than twice this number.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn entry(at: u32, entries: u32) -> u64 {
     (if at < entries { at } else { at - entries }) as u64
 }
 
 impl Ring {
-    /// The rings of a live row, for heads with K keys and V values, with u of these elements.
+    /// The rings of a live row, for heads with K keys and V values, with u in elements of type `update_element`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(
         c: &StepConstants,
@@ -191,7 +192,7 @@ impl Ring {
         }
     }
 
-    /// Entry of pending token `j`; of the token behind them all, that to be written.
+    /// Entry of pending token `j`; with `j` ≥ `len`, the entry of new token `j` − `len`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn entry(self, j: u32) -> u64 {
         entry(self.base + j, self.entries)
@@ -222,29 +223,30 @@ impl Ring {
         self.update_element
     }
 
-    /// Leaves element `v` of u, which is f32, of the token behind the `len` pending ones.
+    /// Stores element `v` of u, in f32, in the entry after the `len` pending tokens.
     ///
     /// # Safety
-    /// The ring is live, and the element this thread's to write.
+    /// The ring is live, and only this thread writes the element.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_update(self, len: u32, dim: u32, v: u32, update: f32) {
-        // SAFETY: the caller's promise; the entry is that of no pending token.
+        // SAFETY: the caller's promise; no pending token has this entry.
         unsafe { store_b32(self.update(len, dim, v), update.to_bits()) };
     }
 
-    /// GDN: leaves log α of the first `count` of the tokens behind the `len` pending ones, which the lanes of a warp have.
+    /// GDN: stores log α of the first `count` new tokens in the entries after the `len` pending ones. Lane t of the warp has
+    /// token t.
     ///
     /// # Safety
-    /// The ring is live, and these are this warp's to write.
+    /// The ring is live, and only this warp writes these numbers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_log_decay(self, len: u32, count: u32, log_decay: f32) {
         if lane_id() < count {
-            // SAFETY: the caller's promise; the entries are those of no pending token.
+            // SAFETY: the caller's promise; no pending token has these entries.
             unsafe { store_b32(self.decay(len + lane_id(), 1), log_decay.to_bits()) };
         }
     }
 
-    /// Address of token `j`'s log decays, f32: `channels` of them.
+    /// Address of token `j`'s `channels` log decays, f32.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn decay(self, j: u32, channels: u32) -> u64 {
         self.decays + self.entry(j) * channels as u64 * F32

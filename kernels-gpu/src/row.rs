@@ -13,7 +13,7 @@ pub struct Row {
     pub h: u32,
     /// Value head.
     pub hv: u32,
-    /// Part of the head's state.
+    /// Tile of the head's state.
     pub tile: u32,
 }
 
@@ -37,8 +37,8 @@ impl Row {
         Self { b, h, hv, tile }
     }
 
-    /// The row of this thread, in a block that has all value heads of a query/key head, `threads` threads for each, in a grid
-    /// x = tile, y = h, z = b; and which of the block's heads it is.
+    /// The row of this thread, and the index r of its value head in the block. The block has all value heads of a query/key head,
+    /// `threads` threads for each; grid x = tile, y = h, z = b.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_thread(heads: u32, ratio: u32, tiled: bool, threads: u32) -> (Self, u32) {
         let (tile, h, b) = (block_idx_x(), block_idx_y(), block_idx_z());
@@ -47,27 +47,28 @@ impl Row {
         (Self { b, h, hv, tile }, r)
     }
 
-    /// Value head `hv` of row `b`, which a block has all of.
+    /// All of value head `hv` of row `b`, for a block that has the whole head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head(c: &StepConstants, b: u32, hv: u32) -> Self {
         let h = if c.tiled != 0 { hv % c.h } else { hv / c.ratio };
         Self { b, h, hv, tile: 0 }
     }
 
-    /// This row with value head `r` of those that share its query/key head.
+    /// This row with the `r`-th value head of those that share its query/key head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_head(self, c: &StepConstants, r: u32) -> Self {
         let hv = self.value_head(c, r);
         Self { hv, ..self }
     }
 
-    /// Value head `r` of those that share this row's query/key head.
+    /// The `r`-th value head of those that share this row's query/key head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn value_head(self, c: &StepConstants, r: u32) -> u32 {
         value_head(self.h, r, c.h, c.ratio, c.tiled != 0)
     }
 
-    /// Address of element `first` of `head` in this row of a tensor with the strides `row` and `head_stride`.
+    /// Address of element `first` of a head in this row of a tensor. Rows are `row` elements apart; the head begins at element
+    /// `head` of its row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn at(self, base: u64, row: u32, head: u32, first: u32, element: u32) -> u64 {
         base + (self.b as u64 * row as u64 + head as u64) * bytes_of(element) as u64
@@ -75,7 +76,7 @@ impl Row {
     }
 }
 
-/// Value head `r` of those that share query/key head `h`.
+/// The `r`-th value head of those that share query/key head `h`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn value_head(h: u32, r: u32, heads: u32, ratio: u32, tiled: bool) -> u32 {
     if tiled { r * heads + h } else { h * ratio + r }

@@ -1,14 +1,14 @@
-//! States: pool slots, element types, and the only index arithmetic on S.
+//! States: pool slots, element types, and all index arithmetic on S.
 //!
-//! A state row is what is contiguous: the K channels of one v (K-last), the V columns of one k (V-last).
-//! A group of lanes shares a row, each lane owning a fragment of 8 elements, laid out so that every
-//! access of the group is a run of whole 16-byte vectors:
+//! A state row is contiguous: the K channels of one v (K-last), or the V columns of one k (V-last). A group of lanes shares a
+//! row. Each lane owns a fragment of 8 elements; the fragments are laid out so that every access of the group is a run of whole
+//! 16-byte vectors:
 //!
 //! | state | elements of lane l in a group of L lanes |
 //! |---|---|
 //! | bf16, f16 | 8l .. 8l+8 |
 //! | f32 | 4l .. 4l+4 and 4L+4l .. 4L+4l+4 |
-#![allow(unsafe_op_in_unsafe_fn)] // every unsafe function says what it relies on
+#![allow(unsafe_op_in_unsafe_fn)] // every unsafe function states its requirements
 
 use crate::constants::{Element, Index};
 use crate::device::{float, global};
@@ -16,32 +16,31 @@ use crate::math::each::each;
 use crate::math::elements::{Raw, bytes_of, store};
 use crate::step::{StepConstants, StepParams};
 
-/// Elements of a row that a lane owns.
+/// Number of elements of a row that a lane owns.
 pub const FRAGMENT: u32 = 8;
 
-/// A fragment as it lies in memory: 16-bit elements fill the first four words.
+/// A fragment, unconverted: 16-bit elements fill the first four words.
 pub type RawFragment = [u32; 8];
 
-/// Element type of a state, by its width: which of the 16-bit ones it is is a load-time constant.
+/// Element type of a state, by its width; a load-time constant selects between the 16-bit types.
 pub trait StateElement {
-    /// This type, as a value; bf16 where there is a choice.
+    /// This type, as a value; bf16 also stands for f16.
     const ELEMENT: Element;
     /// Bytes of an element.
     const BYTES: u32;
     /// Elements in a 16-byte vector.
     const VECTOR: u32 = 16 / Self::BYTES;
-    /// Vectors of 16 bytes of a fragment.
+    /// Number of 16-byte vectors of a fragment.
     const VECTORS: usize = (FRAGMENT / Self::VECTOR) as usize;
 
-    /// Values of a fragment.
+    /// Converts a fragment to f32.
     fn widen(c: &StepConstants, raw: RawFragment) -> [f32; 8];
 
-    /// A fragment of values, rounded to nearest even; f16 within ±65504.
+    /// Rounds values to a fragment, to nearest even; f16 is clamped to ±65504.
     fn narrow(c: &StepConstants, values: [f32; 8]) -> RawFragment;
 }
 
-/// bf16 states, and f16 states where the load-time constant `state_f16` says so: same loads and stores, another
-/// conversion.
+/// bf16 states, or f16 states if the load-time constant `state_f16` is 1: same loads and stores, another conversion.
 pub struct B16;
 
 /// f32 states.
@@ -89,20 +88,20 @@ impl StateElement for F32 {
     }
 }
 
-/// Which elements of every row are this thread's: one fragment, where the group's fragments make a row, or, of K-last rows
-/// that are several runs of these, one of each: its parts.
+/// A thread's elements of every row: one fragment, if the group's fragments make a row; otherwise, for K-last rows of several
+/// runs of fragments, one fragment of each run (its parts).
 #[derive(Clone, Copy)]
 pub struct Share {
     /// Position of this thread in the group of lanes that shares a row.
     pub lane: u32,
     /// Lanes of the group.
     pub lanes: u32,
-    /// First element of the `8 * lanes` that the group owns of every row.
+    /// First of the `8 * lanes` elements that the group owns in every row.
     pub first: u32,
 }
 
 impl Share {
-    /// The share of `thread` in groups of so many lanes, which follow each other and own whole rows.
+    /// The share of `thread` in groups of `lanes` lanes, which follow each other and own whole rows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn of(thread: u32, lanes: u32) -> Self {
         Self {
@@ -112,7 +111,7 @@ impl Share {
         }
     }
 
-    /// The same of groups that own elements from `first` on.
+    /// The same share in groups that own elements from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn from(self, first: u32) -> Self {
         Self { first, ..self }
@@ -131,7 +130,7 @@ impl Share {
         (vector * self.lanes + self.lane) * S::VECTOR + within
     }
 
-    /// This thread's elements of part `i` of the rows, the group's i-th run of `8 * lanes` elements.
+    /// This thread's elements of part `i` of the rows, which is the group's i-th run of `8 * lanes` elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn part(self, i: usize) -> Self {
         Self {
@@ -140,10 +139,10 @@ impl Share {
         }
     }
 
-    /// The channels of q or k that go with this thread's fragments of a row.
+    /// Loads the channels of q or k that match this thread's fragments of a row.
     ///
     /// # Safety
-    /// As [`Self::load_matching`]'s, of a row of `PARTS` parts.
+    /// As for [`Self::load_matching`], with a row of `PARTS` parts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_parts<S: StateElement, const PARTS: usize>(
         self,
@@ -156,7 +155,7 @@ impl Share {
         raw
     }
 
-    /// The channels of q or k that go with this thread's fragment of a row.
+    /// Loads the channels of q or k that match this thread's fragment of a row.
     ///
     /// # Safety
     /// `address` is a row of at least `first + 8 * lanes` elements that nobody writes during the launch.
@@ -179,11 +178,11 @@ impl Share {
         raw
     }
 
-    /// Stores channels that go with this thread's fragment of a row where [`Self::load_matching`] loads them, rounded.
+    /// Stores channels that match this thread's fragment of a row in the places from which [`Self::load_matching`] loads them,
+    /// rounded.
     ///
     /// # Safety
-    /// `address` is a row of at least `first + 8 * lanes` elements, a multiple of 16, whose channels are this thread's to
-    /// write.
+    /// `address` is a row of at least `first + 8 * lanes` elements, a multiple of 16; only this thread writes its channels.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_matching<S: StateElement>(
         self,
@@ -202,14 +201,14 @@ impl Share {
     }
 }
 
-/// Lanes of a group whose fragments, `parts` of each lane, make a K-last row: a power of two, so that sums over them are
-/// butterflies. K = 128 is 16 lanes of 8 channels, K = 96 four lanes of three times 8.
+/// Number of lanes of a group whose fragments, `parts` for each lane, make a K-last row. A power of two, because sums over the
+/// lanes are butterfly reductions. K = 128 has 16 lanes of 8 channels, K = 96 four lanes of three times 8.
 pub const fn lanes_of(k: u32, parts: usize) -> u32 {
     k / (FRAGMENT * parts as u32)
 }
 
-/// Stops the compiler where K-last states of these dims do not part into groups of [`lanes_of`] lanes with `rows` rows each,
-/// and these into blocks of `threads`.
+/// Compile-time check that K-last states of these dims divide into groups of [`lanes_of`] lanes with `rows` rows each, and these
+/// into blocks of `threads` threads.
 pub const fn check_k_last((k, parts): (u32, usize), v: u32, rows: u32, threads: u32) {
     let lanes = lanes_of(k, parts);
     assert!(
@@ -223,8 +222,8 @@ pub const fn check_k_last((k, parts): (u32, usize), v: u32, rows: u32, threads: 
     );
 }
 
-/// Stops the compiler where V-last states of these dims do not part into groups of `lanes` lanes with `rows` rows each,
-/// and these into a block of `8 * lanes` columns.
+/// Compile-time check that V-last states of these dims divide into groups of `lanes` lanes with `rows` rows each, and these into
+/// a block of `8 * lanes` columns.
 pub const fn check_v_last(k: u32, v: u32, lanes: u32, rows: u32) {
     let (columns, threads) = (FRAGMENT * lanes, k / rows * lanes);
     assert!(
@@ -246,10 +245,10 @@ pub const fn check_v_last(k: u32, v: u32, lanes: u32, rows: u32) {
     );
 }
 
-/// Fragments of `ROWS` rows, each in `PARTS`.
+/// Fragments of `ROWS` rows, `PARTS` for each row.
 pub type RawRows<const ROWS: usize, const PARTS: usize> = [[RawFragment; PARTS]; ROWS];
 
-/// Values of fragments.
+/// Converts fragments to f32.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn widen_rows<S: StateElement, const ROWS: usize, const PARTS: usize>(
     c: &StepConstants,
@@ -264,16 +263,16 @@ pub type Shape = [u32; 2];
 /// One head's state.
 #[derive(Clone, Copy)]
 pub struct Head {
-    /// Address of its first element.
+    /// Address of the state's first element.
     pub address: u64,
     /// Elements of a row.
     pub row_elements: u32,
-    /// 16-byte accesses are aligned.
+    /// Whether 16-byte accesses are aligned.
     pub wide: bool,
 }
 
 impl Head {
-    /// Head `hv`, of `shape`, of `slot`, which is in range, of a pool with `stride` elements between its slots.
+    /// Head `hv`, of `shape`, in `slot` of a pool whose slots are `stride` elements apart. The slot is in range.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_slot<S: StateElement>(
         pool: u64,
@@ -297,10 +296,10 @@ impl Head {
         self.address + ((row * self.row_elements + share.vector::<S>(i)) * S::BYTES) as u64
     }
 
-    /// This thread's fragment of `row`; nothing is read, and the fragment undefined, unless `live`.
+    /// Loads this thread's fragment of `row`; unless `live`, reads nothing, and the fragment is undefined.
     ///
     /// # Safety
-    /// Where `live`, the head's state is global memory, and no other thread writes this fragment.
+    /// If `live`, the head's state is global memory, and no other thread writes this fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<S: StateElement>(self, share: Share, row: u32, live: bool) -> RawFragment {
         let mut raw = [0; 8];
@@ -318,7 +317,7 @@ impl Head {
         raw
     }
 
-    /// 16 bytes of the state, from element `element` on.
+    /// Loads 16 bytes of the state, from element `element` on.
     ///
     /// # Safety
     /// The head's state is global memory, and no other thread writes these elements.
@@ -336,7 +335,7 @@ impl Head {
     /// Stores 4 elements of 16 bits, from element `element` on, a multiple of 4.
     ///
     /// # Safety
-    /// The head's state is live global memory, and no other thread touches these elements.
+    /// The head's state is live global memory, and no other thread accesses these elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_four(self, element: u32, [low, high]: [u32; 2]) {
         let address = self.address + (element * B16::BYTES) as u64;
@@ -348,10 +347,10 @@ impl Head {
         }
     }
 
-    /// [`Self::load`], and zeros of a row that is `fresh`.
+    /// [`Self::load`]; zeros if the row is `fresh`.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, where the row is not fresh.
+    /// As for [`Self::load`], unless the row is fresh.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_start<S: StateElement>(
         self,
@@ -363,10 +362,10 @@ impl Head {
         if fresh { [0; 8] } else { raw }
     }
 
-    /// [`Self::load_start`] of `ROWS` rows from `first` on, all parts of each.
+    /// [`Self::load_start`] for all parts of `ROWS` rows, from `first` on.
     ///
     /// # Safety
-    /// As [`Self::load_start`]'s.
+    /// As for [`Self::load_start`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_start_rows<S: StateElement, const ROWS: usize, const PARTS: usize>(
         self,
@@ -386,7 +385,7 @@ impl Head {
     /// Stores all parts of `row`, rounded.
     ///
     /// # Safety
-    /// As [`Self::store`]'s.
+    /// As for [`Self::store`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_row<S: StateElement, const PARTS: usize>(
         self,
@@ -398,10 +397,10 @@ impl Head {
         each!(i in 0..PARTS => self.store::<S>(share.part(i), row, S::narrow(c, values[i])));
     }
 
-    /// [`Self::store_row`]; what the stored row is worth.
+    /// [`Self::store_row`]; returns the values of the stored row.
     ///
     /// # Safety
-    /// As [`Self::store`]'s.
+    /// As for [`Self::store`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_rounded<S: StateElement, const PARTS: usize>(
         self,
@@ -421,7 +420,7 @@ impl Head {
     /// Stores this thread's fragment of `row`.
     ///
     /// # Safety
-    /// The head's state is live global memory, and no other thread touches this fragment.
+    /// The head's state is live global memory, and no other thread accesses this fragment.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
         each!(i in 0..S::VECTORS => {
@@ -440,10 +439,10 @@ impl Head {
     }
 }
 
-/// Vectors of a state that a thread copies at once.
+/// Number of vectors of a state that a thread copies together.
 const COPIED: usize = 4;
 
-/// Elements `first` to `first + width` of V, with all of K: what a block has of a head's state.
+/// A block's part of a head's state: elements `first` to `first + width` of V, with all of K.
 #[derive(Clone, Copy)]
 pub struct Tile {
     /// `[V, K]` (K-last) or `[K, V]` (V-last).
@@ -454,7 +453,7 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// From element `first` of V on, `width` of them, a multiple of 8.
+    /// `width` elements of V from `first` on; a multiple of 8.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub const fn new(v_last: bool, [k, v]: [u32; 2], (first, width): (u32, u32)) -> Self {
         Self {
@@ -465,7 +464,7 @@ impl Tile {
         }
     }
 
-    /// Element of the head's state that is number `i` of the tile.
+    /// Index in the head's state of the tile's `i`-th element.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn element(self, i: u32) -> u32 {
         let [_, row] = self.shape;
@@ -476,12 +475,12 @@ impl Tile {
         }
     }
 
-    /// Copies the tile from one state to another, bit for bit, or fills it with zeros where `fresh`. All threads that have the
-    /// tile call it, with their number and how many they are.
+    /// Copies the tile from one state to another, bit for bit, or fills it with zeros if `fresh`. All threads that have the tile
+    /// call it, with their index and their number.
     ///
     /// # Safety
-    /// `to`, and `from` unless `fresh`, are states of live global memory that have no byte in common; no other thread touches
-    /// the tile in `to`, or writes it in `from`.
+    /// `to` and, unless `fresh`, `from` are states in live global memory without a common byte. No other thread accesses the tile
+    /// in `to`, or writes the tile in `from`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy<S: StateElement>(
         self,
@@ -530,7 +529,7 @@ impl Tile {
     }
 }
 
-/// Four bytes of a state that is aligned to its elements only; undefined unless `live`.
+/// Loads four bytes of a state that is aligned only to its elements; undefined unless `live`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {
     if S::BYTES == 4 {
@@ -541,7 +540,7 @@ unsafe fn load_word<S: StateElement>(address: u64, live: bool) -> u32 {
     }
 }
 
-/// Four bytes of a state that is aligned to its elements only.
+/// Stores four bytes of a state that is aligned only to its elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
     if S::BYTES == 4 {
@@ -552,7 +551,7 @@ unsafe fn store_word<S: StateElement>(address: u64, word: u32) {
     }
 }
 
-/// Index `i`, sign-extended, so that a negative one is out of any range; `otherwise` where there are no indices.
+/// Loads index `i`, sign-extended, so a negative index is out of every range; returns `otherwise` if there are no indices.
 ///
 /// # Safety
 /// `indices` has more than `i` elements of kind `index`, or `index` is [`Index::None`].

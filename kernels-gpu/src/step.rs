@@ -1,10 +1,10 @@
-//! What a launch of any kernel on states gets: parameters, which vary from launch to launch, and load-time constants,
-//! which are fixed for a layer and a way of keeping states. A kernel reads those that concern it.
+//! Arguments of a launch of any kernel on states: parameters, which vary from launch to launch, and load-time constants, which
+//! are fixed for a layer and a way of keeping states. Each kernel reads only those that it needs.
 
 use crate::constants::{Element, constants};
 use crate::machine;
 
-/// Pointers and sizes of one launch. Addresses are device addresses; 0 where a tensor is absent.
+/// Pointers and sizes of one launch. Addresses are device addresses; 0 for an absent tensor.
 ///
 /// `T'` is the number of previous tokens; with `cu_seqlens` the `[B, T, …]` tensors are `[1, total, …]`.
 #[repr(C)]
@@ -22,23 +22,23 @@ pub struct StepParams {
     pub b: u64,
     /// `[B, T, HV, V]`, written.
     pub o: u64,
-    /// `[B, T', H, K]`: tokens of which the first `keep` are committed.
+    /// `[B, T', H, K]`: k of the previous tokens, of which the first `keep` are committed.
     pub previous_k: u64,
     /// `[B, T', HV, V]`
     pub previous_v: u64,
-    /// As `g`, of the previous tokens.
+    /// Like `g`, of the previous tokens.
     pub previous_g: u64,
     /// `[B, T', HV]`
     pub previous_b: u64,
-    /// `[B]`: previous tokens to commit.
+    /// `[B]`: number of previous tokens to commit.
     pub keep: u64,
     /// `[HV]` or `[H]`, f32.
     pub a_log: u64,
     /// GDN `[HV]`, KDA `[HV, K]` or `[H, K]`, f32.
     pub dt_bias: u64,
-    /// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last), start states.
+    /// `[P, HV, V, K]` (K-last) or `[P, HV, K, V]` (V-last): states that rows start from.
     pub read_pool: u64,
-    /// As `read_pool`, written; the same address as `read_pool` when updated in place.
+    /// Like `read_pool`, written; the same address as `read_pool` if states are updated in place.
     pub write_pool: u64,
     /// `[B, steps, HV, V, K]` (K-last) or `[B, steps, HV, K, V]` (V-last), written: the state after every token.
     pub snapshots: u64,
@@ -56,35 +56,35 @@ pub struct StepParams {
     pub read_pool_slots: u32,
     /// P of `write_pool`.
     pub write_pool_slots: u32,
-    /// Tokens of `o`'s `[1, total, …]`, where there are `cu_seqlens`.
+    /// Tokens of `o`'s `[1, total, …]`, with `cu_seqlens`.
     pub total_tokens: u32,
-    /// B, where there are `cu_seqlens`.
+    /// B, with `cu_seqlens`.
     pub rows: u32,
-    /// `[B]`: where it is not 0, the row starts from zeros.
+    /// `[B]`: not 0 if the row starts from zeros.
     pub fresh: u64,
 }
 
-/// Parameters of a layer's kernel: [`StepParams`], whose q, k and v are absent where there is a convolution, and those of the
+/// Parameters of a layer's kernel: [`StepParams`], without q, k and v if there is a convolution, and the parameters of the
 /// convolution and the norm.
 ///
-/// D = 2·H·K + HV·V channels, those of q, of k and of v; W taps.
+/// D = 2·H·K + HV·V channels: those of q, then of k, then of v. W taps.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct LayerParams {
     /// Parameters of the recurrence.
     pub step: StepParams,
-    /// `[B, T, D]`: what the convolution is of.
+    /// `[B, T, D]`: input of the convolution.
     pub x: u64,
     /// `[D, W]`
     pub conv_weight: u64,
     /// `[D]`
     pub conv_bias: u64,
     /// `[P, D, W - 1]`: the last inputs of every slot, oldest first; slots are those of `read_pool`. With token slots
-    /// `[P, D, W - 2 + T]`, in the slot of the row's first token: of the last step's, one more with every token.
+    /// `[P, D, W - 2 + T]`, in the slot of the row's first token: the inputs of the last step, one more for every token.
     pub read_windows: u64,
-    /// As `read_windows`, written; slots are those of `write_pool`.
+    /// Like `read_windows`, written; slots are those of `write_pool`.
     pub write_windows: u64,
-    /// `[B, T, HV, V]`: what gates the norm.
+    /// `[B, T, HV, V]`: gate of the norm.
     pub z: u64,
     /// `[V]`
     pub norm_weight: u64,
@@ -98,25 +98,25 @@ pub struct LayerParams {
     pub window_snapshots: u64,
 }
 
-/// Parameters of a prefill: [`LayerParams`], the rows' places in their sequences, checkpoints and lengths, which are no
-/// constants of it: the constants `tokens` and `*_row` are 0.
+/// Parameters of a prefill: [`LayerParams`], the rows' positions, checkpoints and lengths. Lengths are not load-time constants of
+/// a prefill: the constants `tokens` and `*_row` are 0.
 ///
-/// A step may be several launches of entries one after another: all get the same, but for which segment of a prompt they are of.
+/// A step may be several launches of entries, one after another. All get the same parameters, except for the segment of a prompt.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PrefillParams {
-    /// With a convolution `step.q`, `step.k` and `step.v` are 0; without one `x` and the windows are, without a norm `z`.
+    /// Without a convolution `x` and the windows are 0, with one `step.q`, `step.k` and `step.v`; without a norm `z` is 0.
     pub layer: LayerParams,
-    /// `[B]`: tokens of the row before this launch; 0: none of any row.
+    /// `[B]`: tokens of the row before this launch; 0: no row has any.
     pub positions: u64,
-    /// `[B, C]`: slot of the state after the row's j-th multiple of `checkpoint_every` in this launch, a slot of
-    /// `write_pool`; one that is out of range or null is skipped.
+    /// `[B, C]`: slot of `write_pool` for the state after the row's j-th multiple of `checkpoint_every` in this launch; a slot
+    /// that is out of range or null is skipped.
     pub checkpoint_slots: u64,
-    /// Address of the chunks' operands, a multiple of 16; 0 where an entry takes none.
+    /// Address of the chunks' operands, a multiple of 16; 0 for an entry without a workspace.
     pub workspace: u64,
     /// B
     pub rows: u32,
-    /// T of dense tensors; with `cu_seqlens` the most tokens of a row: one that has more has none.
+    /// T of dense tensors; with `cu_seqlens` the largest number of tokens of a row: a row with more counts as one without tokens.
     pub tokens: u32,
     /// C of `checkpoint_slots`.
     pub checkpoints: u32,
@@ -138,47 +138,48 @@ pub struct PrefillParams {
     pub x_row: u32,
     /// Elements between rows b of z.
     pub z_row: u32,
-    /// The launch begins with this chunk of the row, an intra-chunk pass with this unit. Not 0 with a single row alone.
+    /// First chunk of the launch: of the row in a scan, among the workspace's chunks in an intra-chunk pass. Nonzero only if
+    /// the launch has a single row.
     pub first_chunk: u32,
-    /// A chain ends before this chunk; [`ALL_CHUNKS`](crate::prefill::ALL_CHUNKS): behind the row's last.
+    /// A scan ends before this chunk; [`ALL_CHUNKS`](crate::prefill::ALL_CHUNKS): after the row's last chunk.
     pub end_chunk: u32,
-    /// B of a chain's grid: a block takes every so many of the rows, one after the other.
+    /// B of a scan's grid: a block processes every `turns`-th row, one after the other.
     pub turns: u32,
-    /// Not 0: rows of one token are another launch's, behind the chain.
+    /// Not 0: the launch after the scan's computes the rows of one token.
     pub has_singles: u32,
-    /// Most splits of a row.
+    /// Largest number of splits of a row.
     pub splits: u32,
-    /// 0: the size is a multiple of 8 bytes.
+    /// 0; makes the size a multiple of 8 bytes.
     pub padding: u32,
 }
 
-/// Parameters of a kernel whose states wait for the tokens of a ring: [`LayerParams`], and the rings of R entries of every slot.
+/// Parameters of a kernel on deferred states: [`LayerParams`], and the rings, with R entries for every slot.
 ///
-/// An entry is what one token has left; slots are those of `read_pool`.
+/// An entry is the update of one token. Slots are those of `read_pool`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct DeferredParams {
     /// Parameters of the layer; a flush has no tokens.
     pub layer: LayerParams,
-    /// `[P, H, R, K]`, written: k as it came; times a power of two where Σk² is beyond f32 and k is normalised.
+    /// `[P, H, R, K]`, written: k before normalisation; times a power of two if Σk² overflows f32 and k is normalised.
     pub keys: u64,
-    /// `[P, HV, R, V]`, f32, written: δ of a key of length 1, divided by the length of k.
+    /// `[P, HV, R, V]`, f32 or bf16, written: u, which is δ of the normalised key, divided by the length of k.
     pub updates: u64,
     /// GDN `[P, HV, R]`, KDA `[P, HV, R, K]`, f32, written: the log decay.
     pub decays: u64,
-    /// `[B]`: how many tokens of the row's slot are pending.
+    /// `[B]`: number of pending tokens of the row's slot.
     pub pending_len: u64,
-    /// `[B]`: the entry of the first of them.
+    /// `[B]`: ring entry of the first pending token.
     pub pending_base: u64,
-    /// With a convolution of drafts, `[P, R, D]`, written: x as it came.
+    /// With a convolution of drafts, `[P, R, D]`, written: x, unchanged.
     pub inputs: u64,
 }
 
-/// Most taps of the convolution.
+/// Largest number of taps of the convolution.
 pub const TAPS: usize = 4;
 
 constants! {
-    /// Constants of a layer and of a way of keeping states: written into the kernel when it is loaded.
+    /// Constants of a layer and of a way of keeping states, written into the kernel's PTX text when it is loaded.
     ///
     /// Strides are in elements. `*_index` are [`crate::constants::Index`], `*_element` [`crate::constants::Element`].
     pub struct StepConstants {
@@ -196,9 +197,9 @@ constants! {
         gate = "GD_GATE",
         /// Bits of the f32 lower bound of the log decay, with [`Gate::LowerBound`].
         lower_bound = "GD_LOWER_BOUND",
-        /// 1: there is an `a_log`.
+        /// 1: `a_log` is given.
         has_a_log = "GD_HAS_A_LOG",
-        /// 1: there is a `dt_bias`.
+        /// 1: `dt_bias` is given.
         has_dt_bias = "GD_HAS_DT_BIAS",
         /// 1: `a_log` and `dt_bias` have H rows; 0: HV.
         gate_rows_h = "GD_GATE_ROWS_H",
@@ -206,16 +207,16 @@ constants! {
         beta_logit = "GD_BETA_LOGIT",
         /// Bits of the f32 factor of sigmoid(b): 1 or 2.
         beta_scale = "GD_BETA_SCALE",
-        /// T, the most tokens of a row; 0: nothing but a commit.
+        /// T, the largest number of tokens of a row; 0: only a commit or a flush.
         tokens = "GD_TOKENS",
-        /// T', the most previous tokens of a row; 0: none.
+        /// T', the largest number of previous tokens of a row; 0: none.
         previous_tokens = "GD_PREVIOUS_TOKENS",
-        /// 1: the state after a row's last token is written to the write slot; 0 with previous tokens or token slots,
-        /// which write theirs.
+        /// 1: the state after a row's last token is written to the write slot. 0 with previous tokens or token slots, which have
+        /// their own rules for writes.
         update_state = "GD_UPDATE_STATE",
         /// 1: the state after every token is written to `snapshots`.
         has_snapshots = "GD_HAS_SNAPSHOTS",
-        /// Slot that makes a row inactive besides the out-of-range ones; u32::MAX for none.
+        /// Slot that makes a row inactive, like slots out of range; u32::MAX for none.
         null_slot = "GD_NULL_SLOT",
         /// Integer type of `read_slots`: [`crate::constants::Index`].
         read_index = "GD_READ_INDEX",
@@ -241,8 +242,8 @@ constants! {
         g_element = "GD_G_ELEMENT",
         /// Element of b and the previous b: [`crate::constants::Element`].
         b_element = "GD_B_ELEMENT",
-        /// 1: every address and stride of q, k, v, o and their previous ones is a multiple of 16 bytes; with KDA, those
-        /// of g and dt_bias too; of a prefill with a convolution, those of x and o.
+        /// 1: every address and stride of q, k, v, o and the previous k and v is a multiple of 16 bytes; with KDA, those of g and
+        /// dt_bias too; for a prefill with a convolution, those of x and o.
         wide_io = "GD_WIDE_IO",
         /// 1: every address and stride of the pools and the snapshots is a multiple of 16 bytes.
         wide_state = "GD_WIDE_STATE",
@@ -318,7 +319,7 @@ constants! {
         taps = "GD_TAPS",
         /// [`Activation`] of the convolution.
         conv_activation = "GD_CONV_ACTIVATION",
-        /// 1: there is a `conv_bias`.
+        /// 1: `conv_bias` is given.
         has_conv_bias = "GD_HAS_CONV_BIAS",
         /// Element of x and the windows: [`crate::constants::Element`].
         x_element = "GD_X_ELEMENT",
@@ -326,7 +327,7 @@ constants! {
         conv_weight_element = "GD_CONV_WEIGHT_ELEMENT",
         /// Element of `conv_bias`: [`crate::constants::Element`].
         conv_bias_element = "GD_CONV_BIAS_ELEMENT",
-        /// 1: the taps of every channel are aligned to their bytes, where W is 2 or 4.
+        /// 1: the taps of every channel are aligned to their total size, for W = 2 or 4.
         wide_conv_weight = "GD_WIDE_CONV_WEIGHT",
         /// Between rows b of x.
         x_row = "GD_X_ROW",
@@ -382,13 +383,13 @@ constants! {
         positions_index = "GD_POSITIONS_INDEX",
         /// Integer type of `checkpoint_slots`: [`crate::constants::Index`].
         checkpoint_index = "GD_CHECKPOINT_INDEX",
-        /// Tokens of a sequence from one checkpoint to the next, a multiple of 64; 0: none.
+        /// Tokens between checkpoints of a sequence, a multiple of 64; 0: no checkpoints.
         checkpoint_every = "GD_CHECKPOINT_EVERY",
-        /// Tokens of a sequence from one split to the next, a multiple of 64; 0: rows are not split.
+        /// Tokens between splits of a sequence, a multiple of 64; 0: rows are not split.
         split = "GD_SPLIT",
-        /// [`Pass`](crate::prefill::split::Pass) of a chain over rows in splits.
+        /// [`Pass`](crate::prefill::split::Pass) of a scan over rows in splits.
         pass = "GD_PASS",
-        /// N, the most tokens of a slot that are pending; 0: states do not wait.
+        /// N, the largest number of pending tokens of a slot; 0: states are not deferred.
         pending = "GD_PENDING",
         /// R, entries of a ring, more than N.
         ring = "GD_RING",
@@ -408,9 +409,9 @@ constants! {
         pending_base_index = "GD_PENDING_BASE_INDEX",
         /// 1: 16-bit states are f16; 0: bf16.
         state_f16 = "GD_STATE_F16",
-        /// 1: states are f32; 0: of 16 bits. Of a prefill and of a parallel step.
+        /// 1: states are f32; 0: 16-bit. For a prefill and a parallel step.
         state_f32 = "GD_STATE_F32",
-        /// 1: states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`. Of a prefill and of a parallel step.
+        /// 1: states are `[P, HV, K, V]`; 0: `[P, HV, V, K]`. For a prefill and a parallel step.
         state_v_last = "GD_STATE_V_LAST",
         /// 1: each key channel has its own decay (KDA); 0: each value head has one (GDN).
         per_channel = "GD_PER_CHANNEL",
@@ -418,25 +419,25 @@ constants! {
         inputs_slot = "GD_INPUTS_SLOT",
         /// The GPU's [`machine`], for a prefill.
         machine = "GD_MACHINE",
-        /// Chunks that a block of a chain by `mma.sync` has in shared memory: 1 or 2.
+        /// Chunks that a block of a scan by `mma.sync` has in shared memory: 1 or 2.
         stages = "GD_STAGES",
-        /// Most blocks of up to 5 warps that registers must leave room for on a multiprocessor, whatever the entry wants.
+        /// Upper bound of an entry's minimum number of blocks per multiprocessor, for blocks of up to 5 warps.
         blocks_per_sm = "GD_BLOCKS_PER_SM",
     }
 }
 
 impl StepConstants {
-    /// Whether q, k and the keys of a ring are bf16, as far as they are there: they have no low parts then.
+    /// Whether q, k and the keys of a ring are bf16, if given: they have no low parts then.
     #[must_use]
     pub const fn tokens_are_bf16(&self) -> bool {
         let bf16 = Element::Bf16 as u32;
-        // A flush has no tokens but those of the ring.
+        // A flush has no tokens except those of the ring.
         let new_are_bf16 = self.tokens == 0 || (self.q_element == bf16 && self.k_element == bf16);
         self.keys_element == bf16 && new_are_bf16
     }
 
-    /// [`Self::blocks_per_sm`] of the other constants: as many as have room with tokens and states of 16 bytes at a time, twice as
-    /// many where tokens are bf16 and have one decay; else one, lest the assembler put registers into memory.
+    /// [`Self::blocks_per_sm`] for the other constants: 2 if accesses to tokens and states are wide, 4 if tokens are also bf16
+    /// with one decay per head; otherwise 1, because the assembler would spill registers.
     #[must_use]
     pub const fn blocks_by_tokens(&self) -> u32 {
         let is_wide = self.wide_state != 0 && (self.tokens == 0 || self.wide_io != 0);
@@ -451,8 +452,8 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] of a parallel layer on a machine: on Hopper what the entry wants, unless the assembler would put
-    /// registers into memory. Other machines have fewer registers for the same text, and leave the number to the assembler.
+    /// [`Self::blocks_per_sm`] for a parallel layer on a machine: on Hopper as many as the entry needs, unless the assembler
+    /// would spill registers. On other machines the same text has fewer registers, and the assembler chooses the number.
     #[must_use]
     pub const fn blocks_of_layer(&self, machine: u32, state_f32: bool) -> u32 {
         let resumes = self.previous_tokens != 0;
@@ -471,8 +472,8 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] of a parallel step without convolution and norm on a machine: what the entry wants. For sets of 8 tokens
-    /// Hopper alone has the registers.
+    /// [`Self::blocks_per_sm`] for a parallel step without convolution and norm on a machine: as many as the entry needs. For
+    /// sets of 8 tokens only Hopper has the registers.
     #[must_use]
     pub const fn blocks_of_drafts(&self, machine: u32) -> u32 {
         let has_sets = self.tokens > 8 || self.previous_tokens > 8 || self.state_f32 == 0;
@@ -483,8 +484,8 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] of rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
-    /// for 64 rows of a state, and for 128 rows of a K-last one; else as many as there can be. KDA's f32 tokens have no such room on
+    /// [`Self::blocks_per_sm`] for rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
+    /// for 64 rows of a state and for 128 rows of a K-last state, otherwise the maximum. 128 are too few for KDA's f32 tokens on
     /// machines after Hopper.
     #[must_use]
     pub const fn blocks_of_singles(&self, v: u32) -> u32 {
@@ -498,13 +499,13 @@ impl StepConstants {
         }
     }
 
-    /// Whether one thread copies any number of bytes from and to global memory.
+    /// Whether the machine has bulk copies: one thread copies any number of bytes from and to global memory.
     #[must_use]
     pub const fn copies_in_bulk(&self) -> bool {
         self.machine >= machine::HOPPER
     }
 
-    /// Whether the intra-chunk pass of a prefill leaves v, in f16: where the chain cannot copy it as it lies, 16 bytes at a time.
+    /// Whether the intra-chunk pass of a prefill stores v in f16: if the scan cannot copy v unchanged in pieces of 16 bytes.
     #[must_use]
     pub const fn makes_values(&self) -> bool {
         self.taps != 0 || self.wide_io == 0 || self.v_element == Element::F32 as u32

@@ -1,4 +1,4 @@
-//! One token on K-last states that wait; steps are those of the operator's header.
+//! One token on K-last deferred states; the numbers of steps are those of [`crate::kernels::deferred`].
 
 use core::marker::PhantomData;
 
@@ -28,7 +28,7 @@ use crate::step::{DeferredParams, StepConstants, StepParams};
 
 const F32: u32 = Element::F32 as u32;
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight at once; `THREADS` of a block; `VALUES` = 2 `ROWS`.
+/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight together; `THREADS` per block; `VALUES` = 2 `ROWS`.
 pub struct KLast<
     G,
     S,
@@ -39,8 +39,8 @@ pub struct KLast<
     const THREADS: u32,
 >(PhantomData<(G, S)>);
 
-/// The registers that a lane loads from the ring before the token: u of pending token `lane` for the group's rows, and its log α
-/// (GDN); of the tokens that its group weighs, its channels of k, and of log α (KDA).
+/// The registers that a lane loads from the ring before the token: u of pending token `lane` for the group's rows, and with GDN
+/// its log α; for the tokens whose weights the group computes, the lane's channels of k, and with KDA of log α.
 pub(super) struct Lane<const ROWS: usize> {
     pub(super) update: Raw<ROWS>,
     log_decay: f32,
@@ -49,7 +49,7 @@ pub(super) struct Lane<const ROWS: usize> {
 }
 
 impl<const ROWS: usize> Lane<ROWS> {
-    /// Zeros, where nothing is pending.
+    /// Zeros, for no pending tokens.
     pub(super) const NONE: Self = Self {
         update: Raw([0; ROWS]),
         log_decay: 0.0,
@@ -58,7 +58,7 @@ impl<const ROWS: usize> Lane<ROWS> {
     };
 }
 
-/// Most pending tokens that a group weighs.
+/// Largest number of pending tokens whose weights a group computes.
 const MOST_ENTRIES: usize = 2;
 
 /// Stores u of one token.
@@ -99,10 +99,10 @@ impl<
     pub(super) const LANES: u32 = K / FRAGMENT;
     const GROUPS: u32 = THREADS / Self::LANES;
     pub(super) const TILE: u32 = Self::GROUPS * ROWS as u32;
-    /// Pending tokens that a group weighs.
+    /// Number of pending tokens whose weights a group computes.
     const ENTRIES: usize = MAX_PENDING.div_ceil(Self::GROUPS) as usize;
-    /// Shared memory: what each pending token adds for k and for q; of a fold, each one's k with the decays behind it, and u, group
-    /// by group. KDA's log decays of each are elsewhere.
+    /// Layout of shared memory: first each pending token's weights a and b ((3)); for a flush, each token's decayed k, then u,
+    /// group by group. KDA's log decays are in a separate place.
     const KEYS: u32 = MAX_PENDING * 8;
     const UPDATES: u32 = Self::KEYS + MAX_PENDING * K * 4;
     pub(super) const BYTES: u32 = Self::UPDATES + MAX_PENDING * Self::TILE * 4;
@@ -117,14 +117,14 @@ impl<
         assert!(Self::ENTRIES <= MOST_ENTRIES);
     };
 
-    /// Address of a group's u of the pending token of a lane's number, in shared memory.
+    /// Address in shared memory of a group's u of pending token `share.lane`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn update_place(smem: u32, share: Share, group: u32) -> u32 {
         smem + Self::UPDATES + (group * MAX_PENDING + share.lane) * (4 * ROWS as u32)
     }
 
-    /// (6) The states of the group's rows with the `len` first pending tokens in them, of which [`Self::decay_keys`] left the keys
-    /// at `smem` and gave Γ; a lane has u of these rows of the token of its number. All lanes of the warp call it.
+    /// (6) The states of the group's rows after the first `len` pending tokens. [`Self::decay_keys`] has stored the keys at
+    /// `smem` and returned Γ; lane j has u of pending token j for these rows. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn fold(
         c: &StepConstants,
@@ -135,7 +135,7 @@ impl<
     ) -> [RawFragment; ROWS] {
         let mut states = raw.map(|raw| S::widen(c, raw));
         each!(r in 0..ROWS => each!(i in 0..8 => states[r][i] *= decay[i]));
-        // SAFETY: the caller's promise; a group's place is its own, and nobody reads it any more.
+        // SAFETY: the caller's promise; a group has its own place, which no other group reads.
         unsafe {
             sync_warp(FULL_MASK);
             if share.lane < len {
@@ -154,8 +154,8 @@ impl<
         states.map(|state| S::narrow(c, state))
     }
 
-    /// (6) Leaves e^g_j k_j of the `len` pending tokens of `lane` at `smem`, g_j of the tokens behind the j-th; Γ of the lane's
-    /// channels. All threads of the block call it.
+    /// (6) Stores e^g_j k_j of the `len` pending tokens of `lane` at `smem`, with g_j over the pending tokens after the j-th.
+    /// Returns Γ of the lane's channels. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn decay_keys(
         c: &StepConstants,
@@ -163,7 +163,7 @@ impl<
         len: u32,
         (share, group): (Share, u32),
     ) -> [f32; 8] {
-        // SAFETY: each place has one writer, and is read behind the barrier.
+        // SAFETY: each place has one writer, and is read after the barrier.
         unsafe {
             let (behind, total) = if G::per_channel(c) {
                 Self::behind(lane, log_decays, len, [0.0; 8], (share, group))
@@ -192,8 +192,8 @@ impl<
         }
     }
 
-    /// Σ log α, of KDA, of the tokens behind each pending one of the group's, of those of `lane` and one with `log_decay`, and of all of
-    /// them, of the lane's channels. All threads of the block call it.
+    /// KDA: Σ log α over the tokens after each of the group's pending tokens, and over all tokens, for the lane's channels. The
+    /// tokens are the first `ahead` pending tokens of `lane`, then a token with `log_decay`. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn behind(
         lane: &Lane<ROWS>,
@@ -203,7 +203,7 @@ impl<
         (share, group): (Share, u32),
     ) -> ([[f32; 8]; MOST_ENTRIES], [f32; 8]) {
         let (mut behind, mut total) = ([log_decay; MOST_ENTRIES], log_decay);
-        // SAFETY: each place has one writer, and is read behind the barrier.
+        // SAFETY: each place has one writer, and is read after the barrier.
         unsafe {
             each!(i in 0..Self::ENTRIES => {
                 let j = group + i as u32 * Self::GROUPS;
@@ -230,7 +230,7 @@ impl<
         (behind, total)
     }
 
-    /// Loads this lane's registers of the first `ahead` pending tokens from the ring; zeros of others.
+    /// Loads this lane's registers of the first `ahead` pending tokens from the ring; zeros for the others.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn load_lane(
         c: &StepConstants,
@@ -239,7 +239,7 @@ impl<
         (share, group, first): (Share, u32, u32),
     ) -> Lane<ROWS> {
         let mut lane = Lane::NONE;
-        // SAFETY: the caller's promise; no entry of a pending token is written.
+        // SAFETY: the caller's promise; no thread writes an entry of a pending token.
         unsafe {
             if share.lane < ahead {
                 lane.update = load::<ROWS>(ring.update(share.lane, V, first), F32, true);
@@ -260,9 +260,9 @@ impl<
         lane
     }
 
-    /// (2) (3) Of a token with `k`, `q` and `log_decay` (one for all channels of GDN, each its own of KDA), after the
-    /// first `ahead` pending ones: Γ of the lane's channels, and at `smem` what each of those adds for k and for q. All
-    /// threads of the block call it.
+    /// (2) (3) For a token with `k`, `q` and `log_decay` (GDN: the same for all channels) after the first `ahead` pending tokens:
+    /// returns Γ of the lane's channels, and stores a and b of each of these pending tokens at `smem`. All threads of the block
+    /// call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn weigh(
         c: &StepConstants,
@@ -271,7 +271,7 @@ impl<
         (k, q, log_decay): ([f32; 8], [f32; 8], [f32; 8]),
         (share, group): (Share, u32),
     ) -> [f32; 8] {
-        // SAFETY: each place has one writer, and is read behind the barrier.
+        // SAFETY: each place has one writer, and is read after the barrier.
         unsafe {
             let (behind, total) = if G::per_channel(c) {
                 Self::behind(lane, log_decays, ahead, log_decay, (share, group))
@@ -305,8 +305,8 @@ impl<
         }
     }
 
-    /// The weights of u of pending token `lane` in S k and in S q, which [`Self::weigh`] stored at `smem`; zeros where it is none of
-    /// the first `ahead`.
+    /// a and b of pending token `lane`, which [`Self::weigh`] stored at `smem`: the weights of its u in S k and S q. Zeros if it
+    /// is not one of the first `ahead` tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn weights(smem: u32, share: Share, ahead: u32) -> [f32; 2] {
         let mut with = [0.0; 2];
@@ -316,7 +316,7 @@ impl<
         with
     }
 
-    /// (4) p and o' of the row that this lane's value is of. All lanes of the warp call it.
+    /// (4) p and o' of the row of this lane's value. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn products(
         c: &StepConstants,
@@ -347,7 +347,7 @@ impl<
         }
     }
 
-    /// Leaves k and log α of the token behind the pending ones, once for all tiles.
+    /// Stores k and log α of the new token in the entry after the pending ones, once for all tiles.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn append(
         c: &StepConstants,
@@ -359,8 +359,7 @@ impl<
         if row.tile != 0 || group != 0 {
             return;
         }
-        // SAFETY: the entry is that of no pending token, so that no block reads it; k of a query/key head is its first value
-        // head's to write.
+        // SAFETY: no pending token has this entry, so no block reads it; only the first value head of a query/key head writes k.
         unsafe {
             if row.value_head(c, 0) == row.hv {
                 share.store_matching::<S>(ring.key(len), c.keys_element, *k);
@@ -389,7 +388,7 @@ impl<
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
         tiles: V / Self::TILE,
-        // With 128 registers 8 rows a lane spill where all is f32, in blocks of 128 threads.
+        // With 128 registers and blocks of 128 threads, 8 rows per lane would spill if all tensors are f32.
         min_blocks_per_sm: if ROWS == 8 && THREADS == 128 {
             3
         } else {
@@ -417,13 +416,13 @@ impl<
         let group = thread_idx_x() / Self::LANES;
         let share = Share::of(thread_idx_x(), Self::LANES);
         let first = row.tile * Self::TILE + group * ROWS as u32;
-        // A lane ends up with one product: of a row with k, its neighbour with q.
+        // A lane ends up with one product: a row's with k, or, in the neighbouring lane, with q.
         let own = share.lane % VALUES as u32;
         let own_row = first + own / 2;
         let writes = share.lane < VALUES as u32 && own.is_multiple_of(2);
         let wide = c.wide_io != 0;
-        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; the token's entry is that of
-        // no pending token.
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; no pending token has the new
+        // token's entry.
         unsafe {
             let pending = Pending::load(&c, params, row.b);
             let ring = Ring::of(&c, params, pending, row, [K, V], (F32, G::per_channel(&c)));
@@ -465,8 +464,8 @@ impl<
                     LaneGates::load::<G, S, K>(&c, step, row, &tokens, 0, share),
                 )
             };
-            // KDA with two pending tokens a group has no registers for the token, nor for u, where elements of the state come one
-            // by one: the token is loaded behind the state, and u is in shared memory until then.
+            // KDA with two pending tokens per group, and states that are not wide, has no registers for the token, nor for u: the
+            // token is loaded after the state, and u is in shared memory until then.
             let parks = Self::ENTRIES == 2 && G::per_channel(&c) && !wide_state;
             let mut token = None;
             if !parks {
@@ -489,7 +488,7 @@ impl<
                 Some(token) => token,
                 None => load_token(),
             };
-            // The ring has what u is for: k so.
+            // The ring needs the k to which u belongs: the scaled one.
             let (mut k, mut q) = ([k], [q]);
             let elements = [c.k_element, c.q_element];
             tame(c.l2norm != 0, [&mut k, &mut q], elements, Self::LANES);

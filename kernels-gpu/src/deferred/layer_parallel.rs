@@ -1,9 +1,9 @@
-//! Drafts on K-last states that wait, with a convolution before and a norm after them: [`super::Parallel`]'s steps with what
-//! is around [`crate::layer::Parallel`]'s.
+//! Drafts on K-last deferred states, with a convolution before them and a norm after them: the steps of [`super::Parallel`], with
+//! the convolution and the norm of [`crate::layer::Parallel`].
 //!
-//! A token leaves x, and k as the convolution made it, by the threads that have its channels. The window of a slot waits as its
-//! state does: a step begins with the last inputs of the pending tokens, behind those of the window where there are too few, and a
-//! row that folds, or is fresh, writes this as its window.
+//! The threads that have a token's channels store its x in the ring, and k as the convolution computes it. A slot's window is
+//! deferred like its state: the convolution of the new tokens starts from the last inputs of the pending tokens and, if these are
+//! too few, of the window before them. A row that is flushed, or fresh, writes these inputs as its window.
 
 use core::marker::PhantomData;
 
@@ -18,7 +18,7 @@ use crate::row::Row;
 use crate::state::B16;
 use crate::step::{DeferredParams, StepConstants};
 
-/// As [`super::Parallel`], in clusters of up to 8 blocks: of all tiles of all value heads of a query/key head.
+/// Like [`super::Parallel`], in clusters of up to 8 blocks: all tiles of all value heads of a query/key head.
 pub struct LayerParallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<G>,
 );
@@ -47,7 +47,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
             cluster: Self::TILES,
             cluster_of_heads: true,
             max_ratio: MOST_BLOCKS / Self::TILES,
-            // With 32 rows of a warp 168 registers are too few by one, of views that are not aligned.
+            // With 32 rows per warp, 168 registers would be one too few for views that are not aligned.
             min_blocks_per_sm: if TILES16 == 2 {
                 1
             } else {
@@ -61,9 +61,9 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     unsafe fn run(params: &DeferredParams) {
         let c = StepConstants::get();
         let row = Row::of_head_block(c.h, c.ratio, c.tiled != 0);
-        // SAFETY: the caller's promise; the mailboxes are nothing else's.
+        // SAFETY: the caller's promise; the mailboxes' memory has no other use.
         unsafe {
-            // Nothing but a fold writes a window.
+            // Only a row that is flushed or fresh writes a window.
             let inner = StepConstants {
                 update_state: 0,
                 token_index: 0,

@@ -1,11 +1,12 @@
-//! States that stay as they are while tokens wait in a ring beside them, until a launch folds these in.
+//! Deferred write-back: states stay unchanged while the tokens since their last write are pending in a ring next to them, until a
+//! launch flushes these tokens.
 //!
-//! A token that is *pending* has left (k, u, log α): S ← S diag(α) + u kᵀ is what it makes of a state, with u = δ |k|⁻¹ and k
-//! as it came. The operators differ in their gate alone: [`crate::kernels::deferred`].
+//! A *pending* token has stored (k, u, log α) in the ring. Its update of a state is S ← S diag(α) + u kᵀ, with u = δ |k|⁻¹ and k
+//! before normalisation. The operators differ only in their gate: [`crate::kernels::deferred`].
 //!
 //! # Safety
-//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
-//! from shared memory has been stored there, and what it stores to is this thread's.
+//! Unless its doc says otherwise, an unsafe function here relies on the following: `params` and `c` describe live tensors,
+//! everything that it loads from shared memory has been stored there, and only this thread writes the places that it stores to.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 mod klast;

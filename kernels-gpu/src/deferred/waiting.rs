@@ -1,4 +1,5 @@
-//! Pending tokens on the tensor cores: from the ring to shared memory, into products and states, and the new ones to the ring.
+//! Pending tokens on the tensor cores: copies them from the ring to shared memory, adds them to products and states, and stores
+//! the new tokens in the ring.
 
 use super::parallel::of_operand;
 use crate::constants::Element;
@@ -30,14 +31,14 @@ use crate::step::StepConstants;
 const F32: u32 = Element::F32 as u32;
 const F32_BYTES: u32 = bytes_of(F32);
 
-/// GDN: log α of pending token `lane_id()` as it lies in the ring.
+/// GDN: log α of pending token `lane_id()`, as in the ring.
 pub struct RawLogDecay(u32);
 
 impl RawLogDecay {
-    /// Loads log α of the `len` first pending tokens; 0 in other lanes, and with KDA, whose channels have one each.
+    /// Loads log α of the first `len` pending tokens; 0 in other lanes, and with KDA, which has one for each channel.
     ///
     /// # Safety
-    /// The ring is live if there are any.
+    /// The ring is live, unless `len` is 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<B: Block>(ring: Ring, len: u32) -> Self {
         if !B::PER_CHANNEL && lane_id() < len {
@@ -48,16 +49,16 @@ impl RawLogDecay {
     }
 }
 
-/// GDN: the decay of pending token `lane_id()` by the tokens behind it, and that of the state by all of them; 0 with KDA.
+/// GDN: log₂ of the decays of the pending tokens' updates and of the state; 0 with KDA.
 pub struct LogDecays {
-    /// log₂
+    /// Sum of log₂ α over the pending tokens after token `lane_id()`.
     behind: f32,
-    /// log₂
+    /// Sum of log₂ α over all pending tokens.
     all: f32,
 }
 
 impl LogDecays {
-    /// Sums log α over the pending tokens behind each. All lanes of the warp call it, with their own.
+    /// Sums log α over the pending tokens after each. All lanes of the warp call it, each with its own.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new<B: Block>(RawLogDecay(raw): RawLogDecay) -> Self {
         if B::PER_CHANNEL {
@@ -90,7 +91,7 @@ impl LogDecays {
         }
     }
 
-    /// Γ
+    /// Γ, the decay of the state by all pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn kept(&self) -> f32 {
         exp2(self.all)
@@ -104,11 +105,11 @@ impl LogDecays {
     }
 }
 
-/// (3) What pending tokens 8 `half` .. add for the new ones, of which `tokens` are k and q: left in shared memory. All lanes of
-/// the warp call it.
+/// (3) Stores a and b of the 8 pending tokens from 8 `half` on, for the new tokens with these keys and queries, in shared memory.
+/// All lanes of the warp call it.
 ///
 /// # Safety
-/// The tokens and the pending ones are in shared memory, and these weights this warp's to write.
+/// The new and the pending tokens are in shared memory, and only this warp writes these weights.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn weigh<B: Block>(
     half: u32,
@@ -116,7 +117,7 @@ pub unsafe fn weigh<B: Block>(
     pending: Tokens8,
     log_decays: &LogDecays,
 ) {
-    // A sum for each fragment: short chains instead of a long one.
+    // One sum per fragment: several short dependency chains instead of a long one.
     let mut sums = [[0.0; 4]; MOST_FRAGMENTS];
     each!(fragment in 0..(B::K / 32) as usize => {
         let (keys, queries) = (keys.fragment(fragment), queries.fragment(fragment));
@@ -137,28 +138,28 @@ pub unsafe fn weigh<B: Block>(
     store_shared_b64(Map::<B>::weights(half, true) + place, [c, d]);
 }
 
-/// Runs of 8 of `len` pending tokens; one of none.
+/// Number of runs of 8 of `len` pending tokens; 1 if there are none.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn halves(len: u32) -> u32 {
     if len > TOKENS { 2 } else { 1 }
 }
 
-/// (6): what puts pending tokens into a state.
+/// (6): operands of a flush, which adds pending tokens to a state.
 pub struct Fold<const TILES16: usize> {
-    /// u as factors of k, of the first 8 tokens and of the later ones.
+    /// u as left factors of the products with k, of the first 8 tokens and of the later ones.
     steps: [[Split; TILES16]; 2],
     keys: [Tokens8; 2],
     decays: Decays,
-    /// Whether there are later ones.
+    /// Whether there are more than 8 tokens.
     later: bool,
 }
 
 impl<const TILES16: usize> Fold<TILES16> {
-    /// Loads u of the pending tokens, times its decay with GDN, as left factors of the products with their keys; KDA's keys lie
-    /// decayed in shared memory. All lanes of the warp call it.
+    /// Loads u of the pending tokens as left factors of the products with their keys. With GDN u is multiplied by its decay;
+    /// KDA's keys are already decayed in shared memory. All lanes of the warp call it.
     ///
     /// # Safety
-    /// They are on their way to this warp.
+    /// The copies of u to this warp's shared memory have been started.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn new<B: Block<State = B16>>(
         worker: &Worker<B, TILES16>,
@@ -191,7 +192,7 @@ impl<const TILES16: usize> Fold<TILES16> {
         }
     }
 
-    /// Fragment `fragment` of `tile` of the folded state, of which `state` is that before.
+    /// Fragment `fragment` of `tile` of the flushed state; `state` is the fragment before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn fragment(&self, tile: usize, fragment: usize, state: Fragment) -> Fragment {
         let decays = self.decays.of_fragment::<B16>(fragment);
@@ -206,11 +207,11 @@ impl<const TILES16: usize> Fold<TILES16> {
 }
 
 impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
-    /// Loads this lane's channels of the keys in the ring, of those of the `len` pending tokens that are `operand`'s: of the tokens
-    /// that [`Self::token`] says.
+    /// Loads this lane's channels of the keys in the ring, for the pending tokens of `operand` among the first `len`;
+    /// [`Self::token`] gives the token of each turn.
     ///
     /// # Safety
-    /// The ring is live if there are any.
+    /// The ring is live, unless `len` is 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_pending_keys(
         &self,
@@ -232,11 +233,11 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         RawTokens(raw)
     }
 
-    /// Starts copying u of the `len` pending tokens and the warp's rows to shared memory, and, of KDA, the block's part of their
-    /// log decays; u of tokens past them, in the last run of 8, is zeros.
+    /// Starts copying u of the `len` pending tokens to shared memory, for the warp's rows, and with KDA the block's part of their
+    /// log decays. u is zeros for the missing tokens of the last run of 8.
     ///
     /// # Safety
-    /// The ring is live if there are any.
+    /// The ring is live, unless `len` is 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn copy_pending(&self, ring: Ring, len: u32) {
         let bytes = bytes_of(ring.update_element());
@@ -262,7 +263,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
             while i < len * chunks {
                 let (j, channel) = (i / chunks, i % chunks * 4);
                 let from = ring.decay(j, B::K) + 4 * channel as u64;
-                // SAFETY: the caller's promise; the workers read them after they have waited, and met.
+                // SAFETY: the caller's promise; the workers read them after waiting and a barrier.
                 unsafe { copy_async_b128(Map::<B>::log_decays(j) + 4 * channel, from) };
                 i += 32 * B::WARPS;
             }
@@ -270,14 +271,14 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         copy_async_commit();
     }
 
-    /// KDA: makes of log α of each of the `len` pending tokens what is left of it behind the later ones, and leaves what is left
-    /// of a state behind all.
+    /// KDA: replaces log α of each of the `len` pending tokens by the decay over the tokens after it, and stores Γ, the decay of
+    /// a state over all of them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn decay_channels(len: u32) {
         let mut channel = thread_idx_x();
         while channel < B::K {
             let (mut behind, mut j) = (0.0, len);
-            // SAFETY: the caller's promise; a channel is one thread's.
+            // SAFETY: the caller's promise; each channel belongs to one thread.
             unsafe {
                 while j > 0 {
                     j -= 1;
@@ -292,7 +293,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// KDA: the keys with the decays behind them, in f32.
+    /// KDA: the keys in f32, decayed over the tokens after them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn decay_keys(
         &self,
@@ -315,10 +316,10 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         RawTokens(raw)
     }
 
-    /// Stores the keys of those of `len` pending tokens that are `operand`'s, and zeros for those that are missing.
+    /// Stores the keys of the pending tokens of `operand` among the first `len`, and zeros for missing tokens.
     ///
     /// # Safety
-    /// The operand is the workers' to write.
+    /// Only the workers write the operand now.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_pending_keys(
         &self,
@@ -340,7 +341,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// u of this lane's rows r and r + 8 of a tile, of pending tokens 8 `half` + 2c and the next.
+    /// u of this lane's rows r and r + 8 of a tile, for pending tokens 8 `half` + 2c and the next.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn updates(&self, ring: Ring, tile: usize, half: u32) -> [f32; 4] {
         let element = ring.update_element();
@@ -354,10 +355,10 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         updates
     }
 
-    /// (4): adds what the pending tokens add to products of the state as it is.
+    /// (4): adds Σ_j a_j u_j and Σ_j b_j u_j of the pending tokens to products of the state.
     ///
     /// # Safety
-    /// u, and what [`weigh`] leaves, are there.
+    /// u and the weights that [`weigh`] stores are in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn add_pending(&self, ring: Ring, len: u32, [sk, sq]: [&mut Products<TILES16>; 2]) {
         let mut half = 0;
@@ -373,11 +374,11 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// (5): u of the new tokens, in f32, put in the place of that of pending ones. All lanes of the warp call it.
+    /// (5): computes u of the new tokens, in f32, in place of the pending tokens' u. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn make_updates(&self, residuals: &[Split; TILES16]) {
         let solution = Map::<B>::solution(Set::New);
-        // SAFETY: the caller's promise; u takes its place once every lane has read the others.
+        // SAFETY: the caller's promise; u is overwritten once every lane has read the pending tokens' u.
         unsafe {
             let factor = load_shared_b32(solution.step_factors() + 4 * (lane_id() / 4));
             let deltas = SplitMatrix::load(solution.delta(), f32::from_bits(factor));
@@ -395,8 +396,8 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Leaves u of the `count` new tokens behind the `len` pending ones, of which [`Self::make_updates`] has made it and since when
-    /// the warp has met.
+    /// Stores u of the `count` new tokens in the entries after the `len` pending ones. [`Self::make_updates`] has computed u, and
+    /// the warp has been synchronised since.
     ///
     /// # Safety
     /// The ring is live.
@@ -404,7 +405,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
     pub unsafe fn leave_updates(&self, (ring, len): (Ring, u32), count: u32) {
         let (t, row) = self.value_place();
         if t < count {
-            // SAFETY: the caller's promise; the entry is that of no pending token.
+            // SAFETY: the caller's promise; no pending token has this entry.
             unsafe {
                 let updates = load_8(Map::<B>::update(self.warp, t, row, F32_BYTES));
                 let address = ring.update(len + t, B::V, self.first + row);
@@ -413,10 +414,10 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// Leaves the new tokens' keys behind the `len` pending ones.
+    /// Stores the new tokens' keys in the entries after the `len` pending ones.
     ///
     /// # Safety
-    /// The ring is live, and the keys this block's to write.
+    /// The ring is live, and only this block writes the keys.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_keys(&self, c: &StepConstants, (ring, len): (Ring, u32), inputs: &Inputs) {
         let channel = lane_id() % Self::LANES * 8;
@@ -425,16 +426,16 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
             if t < inputs.count {
                 let address = ring.key(len + t) + (channel * bytes_of(c.keys_element)) as u64;
                 let key = inputs.keys.0[turn].to_f32(c.k_element);
-                // SAFETY: the caller's promise; the entry is that of no pending token.
+                // SAFETY: the caller's promise; no pending token has this entry.
                 unsafe { store(key, address, c.keys_element, true) };
             }
         });
     }
 
-    /// KDA: leaves the new tokens' log α behind the `len` pending ones.
+    /// KDA: stores the new tokens' log α in the entries after the `len` pending ones.
     ///
     /// # Safety
-    /// The ring is live, and these are this block's to write.
+    /// The ring is live, and only this block writes these numbers.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave_log_decays(
         &self,
@@ -449,16 +450,16 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
             if t < inputs.count {
                 let address = ring.decay(len + t, B::K) + 4 * channel as u64;
                 let log_decays = decay_inputs.log_decays(c, inputs.gates.0[turn]);
-                // SAFETY: the caller's promise; the entry is that of no pending token.
+                // SAFETY: the caller's promise; no pending token has this entry.
                 unsafe { store(log_decays, address, F32, true) };
             }
         });
     }
 
-    /// Stores S₀, folded where there is a `fold`, and leaves it in shared memory too, as it is stored.
+    /// Stores S₀, flushed if `fold` is given, in global memory, and the rounded values in shared memory.
     ///
     /// # Safety
-    /// The head is a live state, S₀ on its way to shared memory.
+    /// The head is a live state, and the copy of S₀ to shared memory has been started.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_folded(&self, fold: &Option<Fold<TILES16>>, head: Head) {
         Self::wait_for_state();
@@ -470,10 +471,10 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// Folds one fragment, and leaves it in shared memory.
+    /// Flushes one fragment, and stores it in shared memory.
     ///
     /// # Safety
-    /// As [`Self::store_folded`]'s.
+    /// As for [`Self::store_folded`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn fold_fragment(
         &self,
@@ -481,7 +482,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         tile: usize,
         fragment: usize,
     ) -> Fragment {
-        // SAFETY: the caller's promise; a lane reads what it has left itself.
+        // SAFETY: the caller's promise; a lane reads only what it has stored itself.
         unsafe {
             let state = self.state(tile, fragment);
             let Some(fold) = fold else {
@@ -494,7 +495,7 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
     }
 }
 
-/// The first pending token of an operand.
+/// First pending token of an operand.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn first_of(operand: Operand) -> u32 {
     match operand {
@@ -503,7 +504,7 @@ fn first_of(operand: Operand) -> u32 {
     }
 }
 
-/// 8 f32 in shared memory.
+/// Loads 8 f32 from shared memory.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_8(address: u32) -> [f32; 8] {
     let [[a, b, c, d], [e, f, g, h]] = [load_shared_b128(address), load_shared_b128(address + 16)];

@@ -1,4 +1,4 @@
-//! The layer step on K-last states that wait, whole heads a block: convolution and norm around [`super::KLast`]'s steps.
+//! The layer step on K-last deferred states, whole heads per block: convolution and norm around the steps of [`super::KLast`].
 
 use core::marker::PhantomData;
 
@@ -20,8 +20,8 @@ use crate::row::Row;
 use crate::state::{Share, StateElement};
 use crate::step::{DeferredParams, LayerParams, StepConstants};
 
-/// K-last states: all value heads of a query/key head, one after the other, in slices of `ROWS` rows of S per group of K/8
-/// lanes, of which `DEPTH` are on their way to shared memory; `VALUES` = 2 `ROWS`.
+/// K-last states: all value heads of a query/key head, one after the other, in slices of `ROWS` rows of S per group of K/8 lanes.
+/// `DEPTH` slices are being copied to shared memory; `VALUES` = 2 `ROWS`.
 pub struct WholeKLast<
     G,
     S,
@@ -52,10 +52,11 @@ impl<
     /// Offset of the pending tokens' weights in shared memory: those of even heads, then those of odd ones.
     const WEIGHTS: u32 = DEPTH * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const WEIGHTS_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::BYTES;
-    /// KDA's log decays of the pending tokens, behind all heads': those of even heads, then those of odd ones.
+    /// Bytes of KDA's log decays of the pending tokens. They follow all heads' data: a buffer for even heads, then one for odd
+    /// heads.
     const LOG_DECAY_BYTES: u32 = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::LOG_DECAY_BYTES;
 
-    /// Brings the pending tokens' u and log α of a head, and the k of all heads, to level-2 cache.
+    /// Prefetches u and log α of a head's pending tokens, and their k, into L2.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn fetch(c: &StepConstants, ring: Ring, len: u32) {
         let updates = V * 4 / LINE;
@@ -105,7 +106,7 @@ impl<
         position::<S>(Self::LANES, i)
     }
 
-    /// log α and β.
+    /// Returns log α and β.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
         gates.log_values(c)
@@ -144,13 +145,13 @@ impl<
         let (row, _) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let group = thread_idx_x() / Self::LANES;
         let share = Share::of(thread_idx_x(), Self::LANES);
-        // A lane ends up with one product: of a row with k, its neighbour with q.
+        // A lane ends up with one product: a row's with k, or, in the neighbouring lane, with q.
         let own = share.lane % VALUES as u32;
         let writes = share.lane < VALUES as u32 && own.is_multiple_of(2);
         let smem = dynamic_shared_mem();
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
-        // convolution; the token's entry is that of no pending token; what threads leave for each other is written by one,
-        // before the barrier that precedes its reads.
+        // convolution; no pending token has the new token's entry; shared memory has one writer per place, before the barrier
+        // that precedes its reads.
         unsafe {
             let place = Place::load(&c, layer, row.b);
             let pending = Pending::load(&c, params, row.b);
@@ -192,14 +193,14 @@ impl<
             let scale_of_q = f32::from_bits(c.scale);
             let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));
             let (mut decay, mut folding_decay) = ([0.0; 8], [0.0; 8]);
-            // All heads' slices in one loop that stays: docs/compiler.md.
+            // One loop over all heads' slices, which is not unrolled: docs/compiler.md.
             s = 0;
             while s < slices {
                 let r = s / Self::SLICES;
                 let of_head = Self::head(&c, r);
                 let ring = ring(r);
                 let first = first_row(s);
-                // One decay of all channels, which ptxas does not see to be the same in every turn.
+                // GDN has one decay for all channels; ptxas does not see that it is the same in every iteration.
                 let of_channels = |decay: [f32; 8]| match G::per_channel(&c) {
                     true => decay,
                     false => [decay[0]; 8],

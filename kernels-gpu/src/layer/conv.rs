@@ -15,13 +15,13 @@ use crate::step::{Activation, LayerParams, StepConstants};
 
 pub use crate::step::TAPS;
 
-/// The channels that a thread convolves of one token, `N` at most.
+/// The channels of one token that a thread convolves, at most `N`.
 pub struct ThreadChannels<const N: usize> {
     parts: [Part; N],
     loaded: [Loaded; N],
 }
 
-/// A channel and x of its token: a struct, not an array of two x (docs/compiler.md, One value, not two).
+/// A channel, and x of its token. A struct, not an array of two x (docs/compiler.md, One value, not two).
 #[derive(Clone, Copy)]
 struct Loaded {
     channel: Channel,
@@ -29,12 +29,13 @@ struct Loaded {
 }
 
 impl<const N: usize> ThreadChannels<N> {
-    /// Channels `first`, `first + threads`, … of the block, numbered as [`Part::new`] does. With `all` a thread without an n-th channel
-    /// loads x and taps of another one in its place: the loads of both are then in one basic block and issue together. Without
-    /// it they are behind a branch each. Where the grid is one wave, the extra traffic costs more than the branches.
+    /// Loads channels `first`, `first + threads`, … of the block, in the numbering of [`Part::new`]. With `all`, a thread without
+    /// an n-th channel loads x and taps of another channel instead: then the loads of all channels are in one basic block and
+    /// issue together. Without `all` each load has its own branch, which costs less than the extra traffic if the grid is
+    /// one wave.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
+    /// `params` and `c` describe live tensors; if the row is live, nobody else writes the windows of the block.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
@@ -66,7 +67,7 @@ impl<const N: usize> ThreadChannels<N> {
         Self { parts, loaded }
     }
 
-    /// Convolves the token and hands every channel to `give`.
+    /// Convolves the token and passes every channel to `give`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn convolve(&self, c: &StepConstants, give: impl Fn(&Part, f32)) {
         each!(i in 0..N => {
@@ -77,10 +78,10 @@ impl<const N: usize> ThreadChannels<N> {
         });
     }
 
-    /// Writes the windows after the token, where states are written.
+    /// Writes the windows after the token, if the step writes states.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, of a row that is live.
+    /// As for [`Self::load`]; the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_windows(&self, c: &StepConstants, params: &LayerParams, place: &Place) {
         let mut i = 0;
@@ -97,34 +98,34 @@ impl<const N: usize> ThreadChannels<N> {
 }
 
 impl Loaded {
-    /// Zeros, where the thread has no channel.
+    /// Zeros, for a thread without a channel.
     const NONE: Self = Self {
         channel: Channel::NONE,
         x: Raw([0]),
     };
 }
 
-/// Window, taps and bias of one channel, as they lie in memory. Inputs and taps end with the newest, whatever W is.
+/// Window, taps and bias of one channel, unconverted. Inputs and taps end with the newest, for any W.
 #[derive(Clone, Copy)]
 pub struct Channel {
-    /// The window. The first TAPS − W of them are never used.
+    /// The window. The first TAPS − W inputs are never used.
     inputs: [Raw<1>; TAPS - 1],
     taps: Raw<TAPS>,
     bias: Raw<1>,
 }
 
 impl Channel {
-    /// Zeros, where the thread has no channel.
+    /// Zeros, for a thread without a channel.
     pub const NONE: Self = Self {
         inputs: [Raw([0]); TAPS - 1],
         taps: Raw([0; TAPS]),
         bias: Raw([0]),
     };
 
-    /// Channel `channel` of all D, of the row at `place`; its window only where it is there for this thread.
+    /// Loads channel `channel` of all D, for the row at `place`; the window only if the thread has the channel (`is_there`).
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
+    /// `params` and `c` describe live tensors; if the row is live, nobody else writes the channel's window.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
@@ -155,11 +156,11 @@ impl Channel {
         Self { inputs, taps, bias }
     }
 
-    /// [`Self::load`] with the window behind the pending tokens: its newest inputs are in `ring`, the older ones in the window of
-    /// the slot, which has not moved since. A flush loads no taps.
+    /// [`Self::load`] with the window after the pending tokens: its newest inputs are in `ring`, the older ones in the slot's
+    /// window, which is as before the pending tokens. A flush loads no taps.
     ///
     /// # Safety
-    /// As [`Self::load`]'s.
+    /// As for [`Self::load`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_waiting(
         c: &StepConstants,
@@ -197,7 +198,7 @@ impl Channel {
         loaded
     }
 
-    /// y of the token whose x this is.
+    /// y of the token with this x.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn convolve(&self, c: &StepConstants, x: Raw<1>) -> f32 {
         let [mut sum] = self.bias.to_f32(c.conv_bias_element);
@@ -212,14 +213,14 @@ impl Channel {
         activate(c.conv_activation, fma(taps[TAPS - 1], x, sum))
     }
 
-    /// The window after a token: without its oldest input, with x.
+    /// Shifts the window by a token: drops its oldest input and appends x.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn shift(&mut self, x: Raw<1>) {
         each!(i in 0..TAPS - 2 => self.inputs[i] = self.inputs[i + 1]);
         self.inputs[TAPS - 2] = x;
     }
 
-    /// [`Self::shift`] where `moves`, else the window as it is.
+    /// [`Self::shift`] if `moves`; otherwise the window stays unchanged.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn shift_where(&mut self, moves: bool, x: Raw<1>) {
         let before = *self;
@@ -236,7 +237,7 @@ impl Channel {
     /// Writes the window to the row's slot.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, of a row that is live.
+    /// As for [`Self::load`]; the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_window(
         &self,
@@ -250,7 +251,7 @@ impl Channel {
         self.store_inputs(c, first, c.write_windows_input);
     }
 
-    /// Writes the window to `first` and on, so many elements between its inputs.
+    /// Writes the window from address `first` on; its inputs are `stride` elements apart.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_inputs(&self, c: &StepConstants, first: u64, stride: u32) {
         each!(i in 0..TAPS - 1 => {
@@ -261,10 +262,10 @@ impl Channel {
         });
     }
 
-    /// With token slots: writes what is before the row's tokens, all but the oldest input of the window.
+    /// With token slots: writes the inputs before the row's tokens, which are the window without its oldest input.
     ///
     /// # Safety
-    /// As [`Self::store_window`]'s.
+    /// As for [`Self::store_window`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_kept_inputs(
         &self,
@@ -286,10 +287,10 @@ impl Channel {
     }
 }
 
-/// Writes input number `at` of a channel of the row's window.
+/// Writes a channel's input at index `at` of the row's window.
 ///
 /// # Safety
-/// As [`Channel::store_window`]'s.
+/// As for [`Channel::store_window`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_input(
     c: &StepConstants,
@@ -305,7 +306,7 @@ pub unsafe fn store_input(
     store_element(c.x_element, address, x);
 }
 
-/// Stores an element as it lies in memory.
+/// Stores an element without conversion.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
     if element == Element::F32 as u32 {
@@ -315,7 +316,7 @@ pub unsafe fn store_element(element: u32, address: u64, Raw([word]): Raw<1>) {
     }
 }
 
-/// The activation of x: of a sum of the convolution, or of z.
+/// The activation of x, which is a sum of the convolution or z.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn activate(activation: u32, x: f32) -> f32 {
     if activation == Activation::None as u32 {
@@ -327,13 +328,13 @@ pub fn activate(activation: u32, x: f32) -> f32 {
     }
 }
 
-/// Bytes between channels of the windows that are read.
+/// Bytes between channels of the windows that the row reads.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn read_channel(c: &StepConstants) -> u64 {
     (c.read_windows_channel * bytes_of(c.x_element)) as u64
 }
 
-/// Number of the window's input that is at place `i` of [`Channel`]: i − (TAPS − W), none where that is negative.
+/// Index in the window of input `i` of [`Channel`]: i − (TAPS − W); `None` if negative.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn input(c: &StepConstants, i: usize) -> Option<u64> {
     let absent = TAPS as u32 - c.taps;
@@ -343,7 +344,7 @@ fn input(c: &StepConstants, i: usize) -> Option<u64> {
 /// An input of a window, undefined unless `live`.
 ///
 /// # Safety
-/// Where `live`, the address is that of an element.
+/// If `live`, the address is that of an element.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
     Raw([if element == Element::F32 as u32 {
@@ -353,7 +354,7 @@ pub unsafe fn load_input(address: u64, element: u32, live: bool) -> Raw<1> {
     }])
 }
 
-/// The taps of a channel, the first TAPS − W of which are 0.
+/// The taps of a channel; the first TAPS − W are 0.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -> Raw<TAPS> {
     let element = c.conv_weight_element;
@@ -377,21 +378,21 @@ pub unsafe fn load_taps(c: &StepConstants, params: &LayerParams, channel: u32) -
     taps
 }
 
-/// A channel that a thread of a block convolves: of the block's part of q and of k, which all blocks of the cluster want, or
-/// of v of its own tile.
+/// A channel that a thread of a block convolves: a channel of the block's part of q or k, which all blocks of the cluster need,
+/// or of v of its own tile.
 #[derive(Clone, Copy)]
 pub struct Part {
-    /// Whether the thread has a channel, and there is a convolution.
+    /// Whether the thread has a channel, and the step a convolution.
     pub is_there: bool,
-    /// Its number among all D channels.
+    /// Index among all D channels.
     pub channel: u32,
-    /// Its number within the head (q, k), or among the block's channels of v, head by head.
+    /// Index within the head (q, k), or among the block's channels of v, head by head.
     pub own: u32,
     /// The tensor.
     pub of: Qkv,
 }
 
-/// The tensors that the convolution makes.
+/// The tensors that the convolution computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Qkv {
     /// q
@@ -403,8 +404,8 @@ pub enum Qkv {
 }
 
 impl Part {
-    /// Number `i` of those of a block that has `tile` elements of v of each of its heads, and as many of q and of k as
-    /// each of the `blocks` of its cluster.
+    /// Channel `i` of a block that has `tile` elements of v of each of its heads. The `blocks` of its cluster have equal parts of
+    /// q and k.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(
         c: &StepConstants,
@@ -436,8 +437,8 @@ impl Part {
         }
     }
 
-    /// Number `i` of those of a block that has `tile` elements of v of the row's value head, and the channels of q and k of
-    /// its head from `first` on, `part` of them.
+    /// Channel `i` of a block that has `tile` elements of v of the row's value head, and `part` channels of q and k of its
+    /// query/key head, from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of_head(
         c: &StepConstants,

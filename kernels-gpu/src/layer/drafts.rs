@@ -8,18 +8,18 @@ use crate::pending::InputRing;
 use crate::recurrent::tokens::Tokens;
 use crate::step::{LayerParams, StepConstants};
 
-/// Tokens whose x a thread has at a time: no sum waits for another's.
+/// Number of tokens whose x a thread has in registers together, so that no sum waits for another one's load.
 pub const HELD: usize = 8;
 
-/// The tokens of a row that the convolution goes through: those that are kept of the previous ones, then the new ones. Where
-/// there are fewer than the launch has room for, the last one is repeated.
+/// The tokens of a row that the convolution goes through: the kept previous tokens, then the new ones. If the row has fewer
+/// tokens than the launch has room for, the last one is repeated.
 pub struct RowTokens {
     b: u32,
     /// First new token among those of its tensor's row.
     start: u32,
-    /// Previous tokens that are kept.
+    /// Number of kept previous tokens.
     pub kept: u32,
-    /// New tokens.
+    /// Number of new tokens.
     pub count: u32,
 }
 
@@ -30,11 +30,11 @@ pub enum Which {
     New,
 }
 
-/// x of tokens of a channel.
+/// x of several tokens of a channel.
 type Held = [Raw<1>; HELD];
 
 impl RowTokens {
-    /// The tokens of row `b`: `previous` where the launch has previous tokens.
+    /// The tokens of row `b`; `previous`: the previous tokens, if the launch has any.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(b: u32, previous: Option<&Tokens>, new: &Tokens) -> Self {
         Self {
@@ -45,13 +45,13 @@ impl RowTokens {
         }
     }
 
-    /// Most tokens, of both kinds.
+    /// Largest number of tokens, previous and new.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn most(c: &StepConstants) -> u32 {
         c.previous_tokens + c.tokens
     }
 
-    /// x of the tokens of a channel from token `first` on.
+    /// Loads x of a channel for the tokens from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load(
         &self,
@@ -77,7 +77,7 @@ impl RowTokens {
                 params.x, c.x_row, c.x_token, self.start, self.count, c.tokens,
             ),
         };
-        // Of previous tokens there is always a first one, though it may not be kept.
+        // A first previous token always exists, even if it is not kept.
         let is_any = which == Which::Previous || count != 0;
         let mut held = [Raw([0]); HELD];
         let mut i = 0;
@@ -94,18 +94,18 @@ impl RowTokens {
     }
 }
 
-/// A channel that a thread convolves of several tokens.
+/// A channel of several tokens that a thread convolves.
 pub struct Drafts {
     pub part: Part,
     channel: Channel,
-    /// The first tokens' x.
+    /// x of the first tokens.
     previous: Held,
     new: Held,
 }
 
 impl Drafts {
     /// # Safety
-    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the channel's window.
+    /// `params` and `c` describe live tensors; if the row is live, nobody else writes the channel's window.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
@@ -133,10 +133,10 @@ impl Drafts {
         }
     }
 
-    /// [`Self::load`] of new tokens behind the pending ones: the window is [`Channel::load_waiting`]'s.
+    /// [`Self::load`] for new tokens after pending ones; the window is that of [`Channel::load_waiting`].
     ///
     /// # Safety
-    /// As [`Self::load`]'s.
+    /// As for [`Self::load`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_waiting(
         c: &StepConstants,
@@ -162,10 +162,10 @@ impl Drafts {
         drafts
     }
 
-    /// Writes the window of a row without tokens as it was loaded.
+    /// Writes the window of a row without tokens, unchanged.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, of a row that is live.
+    /// As for [`Self::load`]; the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn carry(&self, c: &StepConstants, params: &LayerParams, place: &Place) {
         if self.part.is_there {
@@ -174,12 +174,12 @@ impl Drafts {
         }
     }
 
-    /// Convolves all tokens and hands each to `give`, of either kind, with its number and whether the row has it; writes the
-    /// windows wherever they go. Where the thread has no channel, what `give` gets is of none. There are no more tokens of a kind
-    /// than in `SETS` of [`HELD`]: a loop over sets would be one to ptxas too, which then keeps every token's branch.
+    /// Convolves all tokens, writes the windows, and passes each token to `give`: its kind, its number, whether the row has it,
+    /// and y. If the thread has no channel, `give` gets meaningless values. Each kind has at most `SETS` · [`HELD`] tokens; the
+    /// loop over sets is unrolled, because ptxas would otherwise keep a loop with a branch for each token.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, of a row that is live.
+    /// As for [`Self::load`]; the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn convolve<const SETS: usize>(
         mut self,
@@ -235,10 +235,11 @@ impl Drafts {
         });
     }
 
-    /// Leaves x of the new tokens behind the pending ones, and the window before them where it moves.
+    /// Stores x of the new tokens in the entries after the pending ones, and writes the window before them if the row is flushed
+    /// or fresh.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, of a row that is live, and no more new tokens than are held.
+    /// As for [`Self::load`]; the row is live, with at most [`HELD`] new tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn leave(
         &self,
@@ -252,7 +253,7 @@ impl Drafts {
             return;
         }
         let number = self.part.channel;
-        // SAFETY: the caller's promise; the entries are those of no pending token.
+        // SAFETY: the caller's promise; no pending token has these entries.
         unsafe {
             each!(i in 0..HELD => {
                 let t = i as u32;
@@ -266,7 +267,7 @@ impl Drafts {
         }
     }
 
-    /// x of the tokens behind those from `first` on.
+    /// Loads x of the tokens after the [`HELD`] tokens from `first` on.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_next(
         &self,
@@ -287,7 +288,7 @@ impl Drafts {
         [Raw([0]); HELD]
     }
 
-    /// Writes the window after new token `t`, whose x this is, wherever it goes.
+    /// Writes the window after new token `t`, whose x is given, to all of its destinations.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn after(
         &self,

@@ -1,4 +1,4 @@
-//! The layer step on K-last states; steps are those of the operators' headers.
+//! The layer step on K-last states; the numbers of steps are those of the operators' headers.
 
 use core::marker::PhantomData;
 
@@ -22,7 +22,7 @@ use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
 
-/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` for each value head of a block.
+/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` threads for each value head of a block.
 pub struct KLast<
     G,
     S,
@@ -49,9 +49,9 @@ impl<
     /// Rows of a block.
     const TILE: u32 = THREADS / Self::LANES * ROWS as u32;
     const BLOCKS: u32 = V / Self::TILE;
-    /// Channels of q, and of k, that a block convolves for its cluster.
+    /// Number of channels of q, and of k, that a block convolves for its cluster.
     const PART: u32 = K / Self::BLOCKS;
-    /// Shared memory: the mailboxes; k, then q, as [`load_parts`] takes them; then v and the sums of squares of every
+    /// Layout of shared memory: the mailboxes; k, then q, as [`load_parts`] loads them; then v and the sums of squares of every
     /// head.
     const KEYS: u32 = mail::BYTES;
     const Q: u32 = Self::KEYS + K * 4;
@@ -60,7 +60,7 @@ impl<
     const HEAD_SUMS: u32 = Self::BLOCKS * Self::WARPS;
     const HEAD_BYTES: u32 = Self::SUMS + Self::HEAD_SUMS * 4;
 
-    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
+    /// Stores a convolved channel in its place: for k and q, in every block of the cluster.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
@@ -145,7 +145,7 @@ impl<
             check_parts::<G>(PARTS);
         };
         let c = StepConstants::get();
-        // SAFETY: the mailboxes are the first of the block's shared memory.
+        // SAFETY: the mailboxes are at the start of the block's shared memory.
         unsafe { mail::open_and_arrive(&c, 2 * K, Self::HEAD_SUMS) };
         let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, THREADS);
         let thread = thread_idx_x() % THREADS;
@@ -156,9 +156,9 @@ impl<
         let wide = c.wide_io != 0;
         let smem = dynamic_shared_mem();
         let head_smem = smem + Self::HEADS + r * Self::HEAD_BYTES;
-        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, a thread its channel of
-        // the convolution; what blocks send to each other is written by one, after the meeting for which their mailboxes
-        // are open, and read after these have it.
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, a thread its channel of the
+        // convolution; each message between blocks has one writer, is sent after the meeting for which the mailboxes are opened,
+        // and is read after it has arrived.
         unsafe {
             let place = Place::load(&c, params, row.b);
             let tokens = Tokens::new(&c, &params.step, row);
@@ -203,7 +203,7 @@ impl<
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
             let (mut states, o);
-            // 16-bit states leave no registers for products that wait.
+            // 16-bit states leave no registers for products that are kept until the norms are summed.
             if const { S::BYTES == 4 } {
                 states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                 let of_token = ((k, q), gates, v);

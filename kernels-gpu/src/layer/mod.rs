@@ -1,25 +1,26 @@
-//! The layer step: the convolution before the recurrence and the gated norm after it, with the recurrence between, for one
-//! token or several.
+//! The layer step: the convolution before the recurrence and the gated norm after it, with the recurrence between, for one or
+//! several tokens.
 //!
-//! The q and k channels of a query/key head belong to all of its value heads, and the norm needs all of V. So a channel of the
-//! convolution is read, and its window written, by one thread of the GPU, and everything that wants it is near that thread:
+//! All value heads of a query/key head need its q and k channels, and the norm needs all of V. So one thread of the GPU reads a
+//! channel of the convolution and writes its window, and all threads that need the channel are in the block or the cluster of
+//! this thread:
 //!
-//! - [`WholeKLast`], [`WholeVLast`]: a block has all value heads of a query/key head, one after the other, whose states stream
-//!   through its shared memory while the convolution runs (`whole.rs`, `slices.rs`);
-//! - [`KLast`], [`VLast`]: a block has one tile of all of them, and a cluster all tiles, for batches that do not fill a GPU with
-//!   whole heads. Blocks send each other what they convolved of q and k, and their sums of the squares of o (`mail.rs`);
-//! - [`MtpKLast`], [`MtpVLast`]: several tokens, and those of the last step that are committed first. A block has one tile of
-//!   all value heads, up to whole ones, and prepares all tokens in shared memory (`mtp.rs`, `drafts.rs`).
+//! - [`WholeKLast`], [`WholeVLast`]: a block has all value heads of a query/key head, one after the other. Their states stream
+//!   through its shared memory while the convolution runs (`whole.rs`, `slices.rs`).
+//! - [`KLast`], [`VLast`]: a block has one tile of each of these heads, and a cluster has all tiles, for batches that do not fill
+//!   a GPU with whole heads. Blocks send each other the convolved q and k, and their sums of the squares of o (`mail.rs`).
+//! - [`MtpKLast`], [`MtpVLast`]: several tokens, after the tokens of the last step that are committed first. A block has one tile
+//!   of all value heads, up to whole heads, and prepares all tokens in shared memory (`mtp.rs`, `drafts.rs`).
 //!
-//! [`Parallel`] takes several tokens at once: a block has a tile of one value head, and a cluster all tiles of all value heads
-//! of a query/key head.
+//! [`Parallel`] computes several tokens together: a block has a tile of one value head, and a cluster has all tiles of all value
+//! heads of a query/key head.
 //!
-//! No block waits for another outside a cluster. Every entry takes convolution (`conv.rs`) and norm (`norm.rs`) as load-time
-//! constants: what is off costs nothing. Whichever kernel it is, the results have the same bits.
+//! No block waits for another block outside its cluster. Every entry has the convolution (`conv.rs`) and the norm (`norm.rs`) as
+//! load-time constants: an option that is off costs nothing. All kernels of a formulation compute results with the same bits.
 //!
 //! # Safety
-//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
-//! from shared memory has been stored there, and what it stores to is this thread's.
+//! Unless its doc says otherwise, an unsafe function here relies on the following: `params` and `c` describe live tensors,
+//! everything that it loads from shared memory has been stored there, and only this thread writes the places that it stores to.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 pub(crate) mod conv;
@@ -54,7 +55,7 @@ use crate::device::warp::lane_id;
 use crate::recurrent::vlast::load_rows;
 use crate::state::{FRAGMENT, StateElement};
 
-/// Bytes from channel 0 of a head to channel `i` in shared memory, in the order in which `lanes` lanes load theirs with
+/// Byte offset of channel `i` of a head in shared memory. The channels are in the order in which `lanes` lanes load them with
 /// [`crate::recurrent::klast::load_parts`] for K-last states of `S`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
@@ -68,11 +69,11 @@ pub(crate) fn position<S: StateElement>(lanes: u32, i: u32) -> u32 {
         })
 }
 
-/// This lane's share of the channels at `smem`: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with
-/// zeros to 4.
+/// This lane's share of the channels at `smem`: 2 channels if K = 64; for a larger K 4 channels in each of the first K/4 lanes.
+/// Padded with zeros to 4.
 ///
 /// # Safety
-/// They are there, each behind the one before it.
+/// The channels are stored there, one after the other.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn warp_channels<const K: u32>(smem: u32) -> [f32; 4] {
     if K > 64 {

@@ -1,4 +1,5 @@
-//! Kernels of several tokens, one after the other: their shared memory, convolution and gates before the recurrence, the norm after it.
+//! Layer kernels for several tokens, one after the other: shared memory, convolution and gates before the recurrence, norm after
+//! it.
 
 use super::conv::{Part, Qkv};
 use super::drafts::{Drafts, HELD, RowTokens, Which};
@@ -22,15 +23,15 @@ use crate::state::{StateElement, Tile};
 use crate::step::{LayerParams, StepConstants};
 
 /// A block that has a tile of all value heads of a query/key head, alone or in a cluster of blocks with the other tiles. Its
-/// shared memory has the tokens that are kept of the previous ones, then the new ones. Of each, in bytes:
+/// shared memory has the kept previous tokens, then the new tokens. For each token, in bytes:
 ///
-/// | from | bytes | what |
+/// | from | bytes | content |
 /// |---|---|---|
 /// | 0 | 4 K | k, f32, each channel at [`Mtp::place`] |
 /// | `Q` | 4 K | q, likewise |
-/// | `SLOT` | 8 | where the state after it goes besides, where there are token slots |
+/// | `SLOT` | 8 | with token slots: destination of the state after the token |
 /// | `TOKEN_BYTES` | `HEAD_BYTES` a head | v, then o, of the tile; factors; sums of squares of o |
-/// | `DECAY` of a head | `DECAY_BYTES` | KDA's α of every channel, likewise |
+/// | `DECAY` of a head | `DECAY_BYTES` | KDA: α of every channel, at [`Mtp::place`] |
 pub trait Mtp {
     /// One decay per key channel (KDA) or per value head (GDN).
     type Decays: Decays;
@@ -39,28 +40,28 @@ pub trait Mtp {
     /// Elements of v of each head.
     const TILE: u32;
     const THREADS: u32;
-    /// First byte of all this: a multiple of 16.
+    /// Byte offset of the first token: a multiple of 16.
     const TOKENS: u32;
 
-    /// Blocks of a cluster; 1: there is none.
+    /// Number of blocks of a cluster; 1: no cluster.
     const BLOCKS: u32 = Self::V / Self::TILE;
     const Q: u32 = Self::K * 4;
     const SLOT: u32 = 2 * Self::Q;
     const TOKEN_BYTES: u32 = Self::SLOT + 16;
     const FACTORS: u32 = Self::TILE * 4;
     const SUMS: u32 = Self::FACTORS + FACTOR_BYTES;
-    /// Elements of o whose squares a word of the sums has.
+    /// Elements of o whose squares one word of the sums adds.
     const SEGMENT: u32 = if Self::TILE < 32 { Self::TILE } else { 32 };
     const HEAD_SUMS: u32 = Self::V / Self::SEGMENT;
     /// Bytes of a head with one decay.
     const HEAD_BYTES: u32 = (Self::SUMS + Self::HEAD_SUMS * 4).next_multiple_of(16);
     const DECAY: u32 = Self::HEAD_BYTES;
-    /// More where each key channel has one.
+    /// Additional bytes of a head with one decay per key channel.
     const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::Q);
-    /// First byte behind the mailboxes of a cluster.
+    /// First byte after the mailboxes of a cluster.
     const BEHIND_MAIL: u32 = if Self::BLOCKS == 1 { 0 } else { mail::BYTES };
 
-    /// Bytes from channel 0 of k, q or α to channel `i` in shared memory.
+    /// Byte offset of channel `i` of k, q or α from channel 0 in shared memory.
     fn place(i: u32) -> u32;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -72,33 +73,33 @@ pub trait Mtp {
         }
     }
 
-    /// Shared memory of token `i`.
+    /// Address of token `i` in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(c: &StepConstants, i: u32) -> u32 {
         let bytes = Self::TOKEN_BYTES + c.ratio * Self::head_bytes(c);
         dynamic_shared_mem() + Self::TOKENS + i * bytes
     }
 
-    /// Shared memory of token `i` and the block's value head `r`.
+    /// Address in shared memory of the block's `r`-th value head of token `i`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(c: &StepConstants, i: u32, r: u32) -> u32 {
         Self::token(c, i) + Self::TOKEN_BYTES + r * Self::head_bytes(c)
     }
 
-    /// Opens the mailboxes of a cluster, and comes to its barrier. Every thread of the block calls it.
+    /// Opens the mailboxes of a cluster, and arrives at its barrier. Every thread of the block calls it.
     ///
     /// # Safety
-    /// Before everything else.
+    /// Nothing else has used shared memory before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn arrive(c: &StepConstants) {
         if Self::BLOCKS > 1 {
             let (channels, sums) = (2 * Self::K * RowTokens::most(c), Self::HEAD_SUMS * c.tokens);
-            // SAFETY: the mailboxes are the first of the block's shared memory.
+            // SAFETY: the mailboxes are at the start of the block's shared memory.
             unsafe { mail::open_and_arrive(c, channels, sums) };
         }
     }
 
-    /// Waits for the blocks of the cluster to have come.
+    /// Waits until all blocks of the cluster have arrived.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meet() {
         if Self::BLOCKS > 1 {
@@ -107,7 +108,7 @@ pub trait Mtp {
     }
 }
 
-/// The description of a kernel in such blocks, on states of `S`.
+/// The description of a kernel of such blocks, for states of `S`.
 pub const fn description<W: Mtp, S: StateElement>(layout: Layout) -> Description {
     let family = Family::RECURRENT.in_layer();
     let computes = Computes::new(family, W::Decays::OF_CHANNELS, [W::K, W::V]);
@@ -129,9 +130,9 @@ pub const fn description<W: Mtp, S: StateElement>(layout: Layout) -> Description
     }
 }
 
-/// Elements of o whose z is on its way while others are normed.
+/// Number of elements of o whose z a thread has loaded or is loading.
 const SCALES: usize = 4;
-/// Most sets of tokens that are convolved.
+/// Largest number of sets of tokens that are convolved.
 const SETS: usize = (Family::RECURRENT.max_tokens() as usize).div_ceil(HELD);
 
 /// A block's part of a layer step, token by token: its row and the row's tokens.
@@ -174,10 +175,10 @@ impl<'a> LayerStep<'a> {
         }
     }
 
-    /// Number `i` of the block's channels, to be convolved; the thread's first one is loaded ahead of what waits.
+    /// Loads channel `i` of the block's convolution; the thread's first channel is loaded before anything waits.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
+    /// `params` and `c` describe live tensors; if the row is live, nobody else writes the windows of the block.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_drafts<W: Mtp>(&self, i: u32) -> Drafts {
         let (dims, tiles) = ([W::K, W::V], (W::BLOCKS, W::TILE));
@@ -185,7 +186,7 @@ impl<'a> LayerStep<'a> {
         Drafts::load(self.c, self.params, &self.place, &self.walk, part)
     }
 
-    /// Zeros for o of the tokens that are no row's: see [`clear_rest`].
+    /// Stores zeros for o of tokens that belong to no row: see [`clear_rest`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn clear_rest<W: Mtp>(&self) {
         let (c, params, row) = (self.c, &self.params.step, self.row);
@@ -197,11 +198,11 @@ impl<'a> LayerStep<'a> {
         clear_rest(c, params, turn, threads, c.ratio * W::TILE, at);
     }
 
-    /// Copies the block's states and windows of a row without tokens from the slot that it starts from to the one that it
+    /// For a row without tokens: copies the block's states and windows from the slot that the row reads to the slot that it
     /// writes. Every thread of the block calls it.
     ///
     /// # Safety
-    /// As [`Self::load_drafts`]'s.
+    /// As for [`Self::load_drafts`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn carry<W: Mtp, S: StateElement>(&self, v_last: bool) {
         if !self.live {
@@ -224,11 +225,11 @@ impl<'a> LayerStep<'a> {
         }
     }
 
-    /// Leaves k, q and v of all tokens in shared memory, those of k and q in that of the whole cluster, and writes the
-    /// windows; then waits for all of it. Every thread of the block calls it, with what it has loaded.
+    /// Stores k, q and v of all tokens in shared memory, k and q in that of the whole cluster, and writes the windows; then waits
+    /// for all of them. Every thread of the block calls it, with the `drafts` that it has loaded.
     ///
     /// # Safety
-    /// As [`Self::load_drafts`]'s, of a row that is live; the cluster has met.
+    /// As for [`Self::load_drafts`]; the row is live, and the cluster's blocks have met.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give<W: Mtp>(&self, mut drafts: Drafts) {
         let (c, params, place, walk) = (self.c, self.params, &self.place, &self.walk);
@@ -242,7 +243,7 @@ impl<'a> LayerStep<'a> {
         loop {
             if drafts.part.is_there {
                 drafts.convolve::<SETS>(c, params, place, walk, |part, which, t, is_there, y| {
-                    // Each to a place of its own, for the mailbox counts them all.
+                    // A separate place for each token, because the mailbox counts all of them.
                     let i = match which {
                         Which::Previous if is_there => t,
                         Which::Previous => c.tokens + t,
@@ -263,7 +264,7 @@ impl<'a> LayerStep<'a> {
         }
     }
 
-    /// Leaves q, k and v as they come, of as many tokens as the launch has room for.
+    /// Stores q, k and v as given, of as many tokens as the launch has room for.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv<W: Mtp>(&self) {
         let (c, thread) = (self.c, thread_idx_x());
@@ -292,10 +293,11 @@ impl<'a> LayerStep<'a> {
         }
     }
 
-    /// The tokens that token `i` in shared memory is one of, or is nearest to, and which of these it is.
+    /// The tokens (previous or new) that include token `i` of shared memory, and its number there; for an absent token, the
+    /// nearest one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(&self, i: u32) -> (Tokens, u32) {
-        // Copies, not references: what is chosen by reference stays in memory.
+        // Copies, because a value selected by reference would stay in memory.
         let mut tokens = self.new;
         let mut t = i;
         if let Some(previous) = self.previous
@@ -308,8 +310,8 @@ impl<'a> LayerStep<'a> {
         (tokens, tokens.nearest(t))
     }
 
-    /// Whether the norms of any of so many prepared tokens overflow: the same for all threads of the block, behind the barrier
-    /// that ends the preparation.
+    /// Whether the norms of any of the first `tokens` prepared tokens overflow: the same for all threads of the block. Called
+    /// after the barrier that ends the preparation.
     ///
     /// # Safety
     /// The tokens are prepared.
@@ -320,7 +322,7 @@ impl<'a> LayerStep<'a> {
         if c.l2norm == 0 || !made && !may_overflow(true, [c.k_element, c.q_element]) {
             return false;
         }
-        // A token to a lane.
+        // One token per lane.
         let mut overflow = false;
         let mut i = lane_id();
         while i < tokens {
@@ -331,10 +333,10 @@ impl<'a> LayerStep<'a> {
         any_large(overflow)
     }
 
-    /// Stores the factors of prepared token `i` for all heads of the block anew, with these norms. One lane calls it.
+    /// Replaces the factors of prepared token `i` for all heads of the block, with these norms. One lane calls it.
     ///
     /// # Safety
-    /// The token is prepared, and its factors are this lane's to write.
+    /// The token is prepared, and only this lane writes its factors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_norms<W: Mtp>(&self, i: u32, norms: [f32; 3]) {
         let c = self.c;
@@ -347,7 +349,7 @@ impl<'a> LayerStep<'a> {
         });
     }
 
-    /// z and weight of `n`, an element of o; loaded ahead of what waits.
+    /// z and weight for element `n` of o; loaded before anything waits.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load_scale<W: Mtp>(&self, n: u32) -> Scale {
         let c = self.c;
@@ -361,7 +363,7 @@ impl<'a> LayerStep<'a> {
         Scale::load(c, self.params, row, (t, v))
     }
 
-    /// o of an inactive row.
+    /// Stores o of an inactive row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn store_zeros<W: Mtp>(&self) {
         let mut n = thread_idx_x();
@@ -382,11 +384,11 @@ impl<'a> LayerStep<'a> {
         elements::store([o], address, c.o_element, false);
     }
 
-    /// Norms o, where there is a norm, and stores it. All threads of the block call it, with what [`Self::load_scale`] has
-    /// of their first element.
+    /// Norms o, if the step has a norm, and stores it. All threads of the block call it, with the result of [`Self::load_scale`]
+    /// for their first element.
     ///
     /// # Safety
-    /// o of every token and head was written to where v was.
+    /// o of every token and head is in the place of v.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn finish<W: Mtp>(&self, first: Scale) {
         let (c, thread) = (self.c, thread_idx_x());
@@ -456,14 +458,14 @@ impl<'a> LayerStep<'a> {
     }
 }
 
-/// Token, head of the block, and place in its tile of number `n` of the elements of v, or of o.
+/// Token, head of the block, and index in its tile of the `n`-th element of v or o.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn place_of<W: Mtp>(c: &StepConstants, n: u32) -> (u32, u32, u32) {
     let (of_head, v) = (n / W::TILE, n % W::TILE);
     (of_head / c.ratio, of_head % c.ratio, v)
 }
 
-/// Leaves a convolved channel of token `i` where it is wanted: of k and q, in every block of the cluster.
+/// Stores a convolved channel of token `i` in its place: for k and q, in every block of the cluster.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give<W: Mtp>(c: &StepConstants, part: &Part, i: u32, y: f32) {
     let address = match part.of {

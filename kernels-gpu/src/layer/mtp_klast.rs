@@ -1,4 +1,4 @@
-//! The layer step of several tokens on K-last states; steps are those of the operators' headers.
+//! The layer step of several tokens on K-last states; the numbers of steps are those of the operators' headers.
 
 use core::marker::PhantomData;
 
@@ -23,8 +23,8 @@ use crate::row::Row;
 use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
 
-/// K-last states: `TILE` rows of every value head of a query/key head, `ROWS` of them per group of [`lanes_of`] lanes at a time; `DEPTH`
-/// such slices of the block are on their way to shared memory. Each thread waits for its own copies alone.
+/// K-last states: `TILE` rows of every value head of a query/key head, `ROWS` of them per group of [`lanes_of`] lanes at a time.
+/// `DEPTH` such slices of the block are being copied to shared memory. Each thread waits only for its own copies.
 pub struct MtpKLast<
     G,
     S,
@@ -55,8 +55,8 @@ impl<
     /// Rows of a slice.
     const SLICE: u32 = Self::GROUPS * ROWS as u32;
 
-    /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the groups take
-    /// turns, whose first is loaded. All threads of the block call it.
+    /// Stores α and the factors of all `tokens`, after the `before` tokens that are there already, in shared memory. The groups
+    /// take turns; their first turn is loaded already. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
         launch: &LayerStep,
@@ -66,7 +66,7 @@ impl<
     ) {
         let c = launch.c;
         let count = tokens.count * c.ratio;
-        // All lanes of a warp stay together: a group that has no turn repeats the last.
+        // All lanes of a warp stay together: a group without a turn repeats the last one.
         let is_due = |n: u32| n / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < count;
         let mut n = thread_idx_x() / Self::LANES;
         while is_due(n) {
@@ -100,12 +100,12 @@ impl<
         }
     }
 
-    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
+    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and replaces the factors. The warps take
     /// turns. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn shrink(launch: &LayerStep, tokens: u32, share: Share) {
         let c = launch.c;
-        // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
+        // SAFETY: the caller's promise; a token's bytes have one writer, after all readers.
         unsafe {
             sync_threads();
             let mut i = thread_idx_x() / 32;
@@ -130,8 +130,7 @@ impl<
         }
     }
 
-    /// Prepared token `i` of head `r`, v of this group's rows, the first of which is number `own` of the tile, and where
-    /// these are.
+    /// Prepared token `i` of head `r`, v of this group's rows, from row `own` of the tile on, and the address of v.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepared(
         c: &StepConstants,
@@ -216,9 +215,9 @@ impl<
         let share = Share::of(thread_idx_x(), Self::LANES);
         let group = thread_idx_x() / Self::LANES;
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
-        // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads;
-        // what blocks send to each other as well, after the meeting for which their mailboxes are open, and read after
-        // these have it.
+        // convolution; shared memory has one writer per place, before the barrier that precedes its reads; each message between
+        // blocks too has one writer, is sent after the meeting for which the mailboxes are opened, and is read after it has
+        // arrived.
         unsafe {
             Self::arrive(&c);
             let launch = LayerStep::load(&c, params, row);
@@ -244,7 +243,7 @@ impl<
                 launch.place.reads(),
                 c.wide_state != 0,
             );
-            // Of a slice: whether this group has rows of it, of which head, and from which on of its tile.
+            // For a slice: whether this group has rows of it, the head of these rows, and the first of them within the tile.
             let rows = |s: u32| {
                 let n = s * Self::SLICE + group * ROWS as u32;
                 (n < c.ratio * TILE, n / TILE, n % TILE)
@@ -345,7 +344,7 @@ impl<
     }
 }
 
-/// The gates of the token and head that a group prepares next, as they lie in memory, and the token's slot.
+/// The gates of the token and head that a group prepares next, unconverted, and the token's slot.
 #[derive(Clone, Copy)]
 struct Turn {
     gates: LaneGates,
@@ -353,7 +352,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Number `n` of the tokens' heads, or the last.
+    /// Loads turn `n`: a token's head. After the last turn, that of the last token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Decays, S: StateElement, const K: u32>(
         launch: &LayerStep,

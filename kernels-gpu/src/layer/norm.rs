@@ -1,7 +1,6 @@
 //! The gated norm: o ← weight · o / √(mean(o²) + eps) · act(z), of one value head, in f32.
 //!
-//! A sum of squares of finite numbers that is more than f32 has is given as the negative of what it is of these numbers times
-//! [`SMALL`].
+//! If a sum of squares Σx² of finite numbers overflows f32, it is represented by a negative number, −Σ(x · [`SMALL`])².
 
 use super::conv::activate;
 use crate::device::cluster;
@@ -16,7 +15,7 @@ use crate::math::reduce::pairwise_sum;
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants};
 
-/// z and weight of one element of o, as they lie in memory.
+/// z and weight for one element of o, unconverted.
 #[derive(Clone, Copy)]
 pub struct Scale {
     z: Raw<1>,
@@ -24,13 +23,13 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Zeros, where there is no token.
+    /// Zeros, if there is no token.
     pub const NONE: Self = Self {
         z: Raw([0]),
         weight: Raw([0]),
     };
 
-    /// Loads z and weight for element `v` of the row's head, of token `t` of its tensor's row; nothing without a norm.
+    /// Loads z and weight for element `v` of the row's head and token `t` of the row of its tensor; zeros without a norm.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(
         c: &StepConstants,
@@ -50,7 +49,7 @@ impl Scale {
         }
     }
 
-    /// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
+    /// Norms and gates element `o` of a head; `squares` is the sum of squares of the head's `dim` elements.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn apply(&self, c: &StepConstants, o: f32, squares: f32, dim: u32) -> f32 {
         let ([z], [weight]) = (
@@ -61,13 +60,13 @@ impl Scale {
     }
 }
 
-/// The element `o` of a head of `dim`, the sum of whose squares is `squares`.
+/// Norms and gates element `o` of a head, with `z` and `weight`; `squares` is the sum of squares of the head's `dim` elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32), z: f32, weight: f32) -> f32 {
     weight * root_normed(c, o, (squares, dim)) * activate(c.norm_activation, z)
 }
 
-/// The element `o` of a head of `dim`, the sum of whose squares is `squares`, by the root of their mean.
+/// Divides element `o` of a head by √(mean(o²) + eps); `squares` is the sum of squares of the head's `dim` elements.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn root_normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32)) -> f32 {
     let mut o = [o];
@@ -75,8 +74,8 @@ pub fn root_normed(c: &StepConstants, o: f32, (squares, dim): (f32, u32)) -> f32
     o[0] * size
 }
 
-/// The factor of elements `o` of a head of `dim`, whose squares add up to `squares`. Where `squares` is of small numbers ([`squares!`]),
-/// `o` is multiplied by [`SMALL`].
+/// 1 / √(mean(o²) + eps), the factor of elements `o` of a head; `squares` is the sum of squares of the head's `dim` elements. If
+/// `squares` is negative ([`squares!`]), multiplies `o` by [`SMALL`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn size_of<const N: usize>(
     c: &StepConstants,
@@ -87,14 +86,14 @@ pub fn size_of<const N: usize>(
     if mean < 0.0 {
         rarely();
         *o = times(*o, SMALL);
-        // Next to what o was, eps is nothing.
+        // eps is negligible against the unscaled o.
         (mean, eps) = (-mean, 0.0);
     }
     rsqrt(mean + eps)
 }
 
-/// A sum of squares, as a norm takes it: `sum`, or, where that is ∞, of the same numbers times [`SMALL`], what is `small`. All
-/// lanes of the warp call it.
+/// A sum of squares in the representation that the norm expects: `sum`; if `sum` is ∞, −`small`, where `small` is the sum for the
+/// same numbers times [`SMALL`]. All lanes of the warp call it.
 macro_rules! squares {
     ($sum:expr, $small:expr) => {{
         let mut sum: f32 = $sum;
@@ -107,11 +106,11 @@ macro_rules! squares {
 }
 pub(crate) use squares;
 
-/// Sends every block of the cluster, which has so many `blocks`, the sum of this warp: to `smem` of each, with `mailbox`. All
-/// lanes of the warp call it.
+/// Sends this warp's sum to every block of the cluster, which has `blocks` blocks: to address `smem` of each, through `mailbox`.
+/// All lanes of the warp call it.
 ///
 /// # Safety
-/// The word is this warp's to write in every block, and the mailbox is open in all of them.
+/// Only this warp writes the word, in every block, and the mailbox is open in all of them.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     if lane_id() < blocks {
@@ -119,13 +118,14 @@ pub unsafe fn share_sum(blocks: u32, smem: u32, sum: f32, mailbox: u32) {
     }
 }
 
-/// Σ(o · SMALL)² of a sum of squares that [`squares!`] has made.
+/// Σ(o · SMALL)² for a sum of squares from [`squares!`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn small_sum(sum: f32) -> f32 {
     if sum < 0.0 { -sum } else { sum * SMALL * SMALL }
 }
 
-/// The sum of `count` words at `smem`, 1 to 32 sums of squares, as [`pairwise_sum`] adds them and a norm takes it.
+/// The sum of `count` words at `smem`, 1 to 32 sums of squares from [`squares!`], in the order of [`pairwise_sum`]; represented
+/// likewise.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     let mut signs = 0;
@@ -149,8 +149,8 @@ pub unsafe fn sum_of(smem: u32, count: u32) -> f32 {
     sum
 }
 
-/// [`size_of`] of elements `o` of a head of `dim`, with [`sum_of`] `count` words at `smem`. The usual root is on its way before
-/// anything is asked of the sums.
+/// [`size_of`] for elements `o` of a head of `dim`, with the [`sum_of`] `count` words at `smem`. The usual root is started before
+/// the sums are tested.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn size_by_sums<const N: usize>(
     c: &StepConstants,
@@ -173,11 +173,12 @@ pub unsafe fn size_by_sums<const N: usize>(
     size
 }
 
-/// The end of whole heads whose o is in shared memory, head by head: norms o where there is a norm, and stores it. All `threads` of the block call it, with a [`Scale`] of their first element.
+/// The end of a block of whole heads, whose o is in shared memory, head by head: norms o, if the step has a norm, and stores it.
+/// All `threads` of the block call it, with the [`Scale`] of their first element.
 ///
 /// # Safety
-/// `o` has `ratio` heads of `dim` values, written before a barrier that all have passed; the `dim / 32` words behind each
-/// head at `sums` are free.
+/// `at` gives addresses of o and sums of each of `ratio` heads. o has `dim` values, written before a barrier that all threads
+/// have passed; `sums` has `dim / 32` unused words.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn finish_heads(
     c: &StepConstants,
@@ -225,7 +226,7 @@ pub unsafe fn finish_heads(
     }
 }
 
-/// Sum of the squares of a value of each lane over groups of `lanes` of them, as a norm takes it. All lanes of the warp call it.
+/// Sum of squares of one value per lane, over groups of `lanes` lanes, as from [`squares!`]. All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn sum_of_neighbours(value: f32, lanes: u32) -> f32 {
     let small = value * SMALL;
@@ -235,8 +236,8 @@ pub fn sum_of_neighbours(value: f32, lanes: u32) -> f32 {
     )
 }
 
-/// Sum over groups of `lanes` lanes, neighbours first: whatever the tile, squares are added in this order. All lanes of the
-/// warp call it.
+/// Sum over groups of `lanes` lanes, neighbours first: squares are added in this order for every tile. All lanes of the warp call
+/// it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn neighbours_sum(mut value: f32, lanes: u32) -> f32 {
     let mut lane_mask = 1;
@@ -247,7 +248,7 @@ pub fn neighbours_sum(mut value: f32, lanes: u32) -> f32 {
     value
 }
 
-/// [`neighbours_sum`], in little code, for what is rare.
+/// [`neighbours_sum`] in little code, for a rare path.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn neighbours_sum_small(mut value: f32, lanes: u32) -> f32 {
     let mut lane_mask = unknown(1);

@@ -1,15 +1,16 @@
-//! The layer step on the tensor cores, all tokens at once; steps are those of the operators' headers.
+//! The layer step on the tensor cores, all tokens together; the numbers of steps are those of the operators' headers.
 //!
-//! The recurrence is that of [`crate::recurrent::Parallel`], block by block. A cluster has the blocks that want the same
-//! channels of q and k: all tiles of all value heads of a query/key head. Each block convolves a part of them for all, and v
-//! of its own tile; the workers leave them where tokens lie that are given. o is normed where it lies, in the place of v.
+//! The recurrence is that of [`crate::recurrent::Parallel`], block by block. A cluster has the blocks that need the same channels
+//! of q and k: all tiles of all value heads of a query/key head. Each block convolves a part of these channels for all of them,
+//! and v of its own tile. Workers store the results in the places of given tokens. o is normed in place, where v was.
 //!
-//! Shared memory, in bytes, behind [`Map`]'s:
+//! Shared memory after [`Map`], in bytes:
 //!
-//! | from | bytes | what | written by | read by |
+//! | from | bytes | content | written by | read by |
 //! |---|---|---|---|---|
-//! | `MAIL` | 16 | the mailboxes: of q and k, and of the sums | | |
-//! | `SUMS` | 4 · 8 · V / ROWS | of the squares of o: of each token, a worker's rows each, of all tiles | workers of the head | workers |
+//! | `MAIL` | 16 | mailboxes: of q and k, and of the sums | | |
+//! | `SUMS` | 4 · 8 · V / ROWS | sums of squares of o: a word per token and worker of all tiles | the workers | workers |
+//! | `LARGE` | 4 · WARPS · blocks | whether a warp convolved a large q or k, in each block with a part | its warp | workers |
 
 use core::cell::Cell;
 use core::marker::PhantomData;
@@ -44,8 +45,8 @@ use crate::recurrent::slots::Slots;
 use crate::row::Row;
 use crate::step::{LayerParams, StepConstants, StepParams};
 
-/// As [`crate::recurrent::Parallel`], with what is around it. `CLUSTERED`: in clusters, of up to 8 blocks; else a block has
-/// all that it wants, a whole head whose query/key head is no other's.
+/// Like [`crate::recurrent::Parallel`], with a convolution and a norm. `CLUSTERED`: in clusters of up to 8 blocks; otherwise a
+/// block has a whole value head, the only one of its query/key head.
 pub struct Parallel<
     G,
     S,
@@ -56,7 +57,7 @@ pub struct Parallel<
     const CLUSTERED: bool,
 >(PhantomData<(G, S)>);
 
-/// Blocks of a cluster that every GPU with clusters has.
+/// Largest cluster that every GPU with clusters supports, in blocks.
 pub(crate) const MOST_BLOCKS: u32 = 8;
 
 impl<
@@ -86,7 +87,7 @@ impl<
             min_blocks_per_sm: match (S::ELEMENT, TILES16) {
                 _ if is_large => 2,
                 _ if WARPS == 8 && !G::PER_CHANNEL => 2,
-                // This tile of K = 128 is selected for small batches alone, whose blocks each have a multiprocessor to themselves.
+                // This tile of K = 128 is selected only for small batches, in which each block has a multiprocessor to itself.
                 (_, 1) if WARPS == 4 && K == 128 && !G::PER_CHANNEL => 2,
                 (Element::F32, _) => 3,
                 (_, 1) if WARPS == 4 => 4,
@@ -106,7 +107,7 @@ impl<
                 "a block by itself has a whole head"
             )
         };
-        // There is no state after each token, and so no window.
+        // No state is stored after each token, so no window either.
         let c = StepConstants {
             token_index: 0,
             has_window_snapshots: 0,
@@ -117,7 +118,7 @@ impl<
         } else {
             Row::of_block(c.h, c.ratio, c.tiled != 0, 1)
         };
-        // SAFETY: the caller's promise; the mailboxes are nothing else's.
+        // SAFETY: the caller's promise; the mailboxes' memory has no other use.
         unsafe {
             let layer = Layer::<Self, (), CLUSTERED>::new(&c, params, row, ());
             layer.open_mailboxes(&c);
@@ -144,15 +145,15 @@ impl<
     const ROWS: u32 = 16 * TILES16 as u32;
 }
 
-/// Rings that new tokens are appended to before they are solved: none, or [`Rings`].
+/// Rings to which new tokens are appended before they are solved: none, or [`Rings`].
 pub(crate) trait Leaves {
-    /// Whether a launch may be a flush: it has no tokens, and its blocks send each other nothing.
+    /// Whether a launch may be a flush, which has no tokens, and whose blocks send each other nothing.
     const FLUSHES: bool;
 
     /// Loads x, window and taps of a channel.
     ///
     /// # Safety
-    /// As [`Drafts::load`]'s.
+    /// As for [`Drafts::load`].
     unsafe fn load(
         &self,
         c: &StepConstants,
@@ -162,10 +163,10 @@ pub(crate) trait Leaves {
         part: Part,
     ) -> Drafts;
 
-    /// Appends x of the new tokens to the ring, and writes the window where it moves.
+    /// Appends x of the new tokens to the ring, and writes the window if the row is flushed or fresh.
     ///
     /// # Safety
-    /// The row is live, and the channel this thread's.
+    /// The row is live, and only this thread has the channel.
     unsafe fn leave(
         &self,
         c: &StepConstants,
@@ -175,16 +176,16 @@ pub(crate) trait Leaves {
         drafts: &Drafts,
     );
 
-    /// Stores `channel` of k of new token `t`, which was large and has been multiplied by a power of two, to the ring.
+    /// Stores `channel` of k of new token `t` in the ring; k was large and has been multiplied by a power of two.
     ///
     /// # Safety
-    /// The row is live, and the channel this thread's.
+    /// The row is live, and only this thread has the channel.
     unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32);
 
-    /// Stores y of new token `t` to the ring, where `part` is a channel of k.
+    /// Stores y of new token `t` in the ring if `part` is a channel of k.
     ///
     /// # Safety
-    /// The row is live, and the channel this thread's.
+    /// The row is live, and only this thread has the channel.
     unsafe fn leave_key(&self, part: &Part, t: u32, y: f32);
 }
 
@@ -221,7 +222,7 @@ impl Leaves for () {
     unsafe fn leave_key(&self, _: &Part, _: u32, _: f32) {}
 }
 
-/// The rings of a state that waits, to which new tokens leave x and k.
+/// The rings of a deferred state, in which new tokens store x and k.
 pub(crate) struct Rings {
     pub inputs: InputRing,
     /// The ring of the query/key head.
@@ -258,7 +259,7 @@ impl Leaves for Rings {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32) {
         let address = self.keys.key(self.inputs.pending() + t) + 4 * channel as u64;
-        // SAFETY: the caller's promise; the entry is that of no pending token.
+        // SAFETY: the caller's promise; no pending token has this entry.
         unsafe { store_b32(address, k.to_bits()) };
     }
 
@@ -266,24 +267,24 @@ impl Leaves for Rings {
     unsafe fn leave_key(&self, part: &Part, t: u32, y: f32) {
         if part.is_there && part.of == Qkv::Key {
             let address = self.keys.key(self.inputs.pending() + t) + 4 * part.own as u64;
-            // SAFETY: the caller's promise; the entry is that of no pending token.
+            // SAFETY: the caller's promise; no pending token has this entry.
             unsafe { store_b32(address, y.to_bits()) };
         }
     }
 }
 
-/// Blocks of a cluster that convolve q and k, at most.
+/// Largest number of a cluster's blocks that convolve q and k.
 const MOST_PARTS: u32 = 8;
 
-/// A convolution, a norm, or both, around the recurrence of a block.
+/// A convolution, a norm, or both, around a block's recurrence.
 pub(crate) struct Layer<'a, B, R, const CLUSTERED: bool> {
     block: PhantomData<B>,
     params: &'a LayerParams,
     place: Place,
     rings: R,
-    /// Rank of the block in its cluster: tile by tile, head by head.
+    /// Rank of the block in its cluster; the tiles of a head are consecutive.
     rank: u32,
-    /// First channel of q and k that the block convolves for its cluster, and how many.
+    /// First channel of q and k that the block convolves for its cluster, and number of these channels.
     part: (u32, u32),
 }
 
@@ -292,9 +293,9 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     const TILES: u32 = B::V / Self::TILE;
     const MAIL: u32 = Map::<B>::BYTES;
     const SUMS: u32 = Self::MAIL + 2 * MAILBOX_BYTES;
-    /// Sums of a token.
+    /// Number of sums of a token.
     const TOKEN_SUMS: u32 = B::V / B::ROWS;
-    /// A word of each warp of the blocks that convolve q and k: whether it has made any that is large.
+    /// Offset of one word per warp of the blocks that convolve q and k: whether the warp has computed a large q or k.
     const LARGE: u32 = Self::SUMS + TOKENS * Self::TOKEN_SUMS * 4;
     pub const BYTES: u32 = Self::LARGE + if CLUSTERED { MOST_PARTS } else { 1 } * B::WARPS * 4;
 
@@ -328,25 +329,25 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         }
     }
 
-    /// Blocks of the cluster.
+    /// Number of blocks of the cluster.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn blocks(c: &StepConstants) -> u32 {
         if CLUSTERED { Self::TILES * c.ratio } else { 1 }
     }
 
-    /// Whether blocks send each other anything.
+    /// Whether the launch's blocks send each other anything.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn meets(c: &StepConstants) -> bool {
         Self::blocks(c) > 1 && (!R::FLUSHES || c.tokens != 0)
     }
 
-    /// Whether the row's slots are there.
+    /// Whether the row's slots are valid.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn is_live(&self) -> bool {
         self.place.live()
     }
 
-    /// Blocks of it that convolve q and k: the first ones, a power of two.
+    /// Number of the cluster's blocks that convolve q and k: a power of two; they are the first blocks.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn parts(c: &StepConstants) -> u32 {
         let blocks = Self::blocks(c);
@@ -371,11 +372,11 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         dynamic_shared_mem() + Self::MAIL + MAILBOX_BYTES
     }
 
-    /// Opens the mailboxes for what the other blocks send, and comes to the cluster's barrier. Every thread of the block
+    /// Opens the mailboxes for the messages of the other blocks, and arrives at the cluster's barrier. Every thread of the block
     /// calls it.
     ///
     /// # Safety
-    /// Before everything else.
+    /// Nothing else has used shared memory before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn open_mailboxes(&self, c: &StepConstants) {
         if !Self::meets(c) {
@@ -383,10 +384,10 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         }
         if thread_idx_x() == 0 {
             let (_, own) = self.part;
-            // SAFETY: the mailboxes are nothing else's.
+            // SAFETY: the mailboxes' memory has no other use.
             unsafe {
                 if c.taps != 0 {
-                    // A word for each channel of a token: of f32, or of the high and the low part of two.
+                    // A word per channel and token: an f32, or the high or the low parts of two channels.
                     let sets = if c.tokens != 0 { 2 } else { 0 }
                         + if c.previous_tokens != 0 { 1 } else { 0 };
                     let channels = sets * (B::K - own);
@@ -406,14 +407,14 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         arrive_relaxed();
     }
 
-    /// The place of the sum over the rows of `warp` of the block, of token `t`.
+    /// Address of the sum of token `t` over the rows of warp `warp` of tile `tile`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn sum(&self, tile: u32, warp: u32, t: u32) -> u32 {
         dynamic_shared_mem() + Self::SUMS + (t * Self::TOKEN_SUMS + tile * B::WARPS + warp) * 4
     }
 
-    /// Address of token `t` of a channel of k or q; with GDN the word of it and its neighbour, of their high parts that of an
-    /// even channel and of their low ones that of an odd one.
+    /// Address of token `t` of a channel of k or q. With GDN, the address of a word of two neighbouring channels: their high
+    /// parts for the even channel, their low parts for the odd one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn channel(part: &Part, set: Set, t: u32) -> u32 {
         let i = part.own;
@@ -435,12 +436,12 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         token + i % 2 * Map::<B>::LOW + word
     }
 
-    /// Leaves `y`, token `t` of a channel, where it is wanted: of k and q, in every block of the cluster. With GDN and bf16
-    /// states, of two neighbouring lanes' channels one lane leaves the high parts and the other the low ones; f16 parts are made
-    /// when all of a token is there. All lanes of the warp call it.
+    /// Stores `y`, token `t` of a channel, in its place: for k and q, in every block of the cluster. With GDN and bf16 parts, one
+    /// of two neighbouring lanes stores the high parts of both channels, the other the low parts. f16 parts are computed later,
+    /// from whole tokens. All lanes of the warp call it.
     ///
     /// # Safety
-    /// The place is this thread's to write, and the mailbox is open, for the blocks have met.
+    /// Only this thread writes the place. The mailbox is open, because the blocks have met.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave(&self, c: &StepConstants, part: &Part, set: Set, t: u32, y: f32) {
         let mut word = y.to_bits();
@@ -475,17 +476,17 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         });
     }
 
-    /// Whether those who convolve say whether they made any q or k that is large. Parts in f16 are made of whole vectors, and a
-    /// state that waits has a ring of its keys: there vectors are looked at themselves.
+    /// Whether the threads that convolve report a large q or k. They do not for f16 parts, which are computed from whole vectors,
+    /// or for deferred states, which have a ring of keys: there the vectors themselves are checked.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn looks_for_large(c: &StepConstants) -> bool {
         c.l2norm != 0 && (B::PER_CHANNEL || !Map::<B>::is_f16(c)) && !B::WAITS
     }
 
-    /// Leaves in every block of the cluster whether this warp has made any large q or k. All lanes of the warp call it.
+    /// Stores in every block of the cluster whether this warp has computed a large q or k. All lanes of the warp call it.
     ///
     /// # Safety
-    /// As [`Self::leave`]'s.
+    /// As for [`Self::leave`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_large(&self, c: &StepConstants, is_large: bool) {
         let (_, own) = self.part;
@@ -502,15 +503,15 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
         }
     }
 
-    /// Whether a thread loads what its next channel is convolved from before it convolves one: not where all have one, nor
-    /// where accesses to states are not wide, and there are no registers left for it.
+    /// Whether a thread loads x, window and taps of its next channel before it convolves the current one. Not if all channels are
+    /// first ones, nor if accesses to states are not wide, because then no registers are free.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn looks_ahead(c: &StepConstants) -> bool {
         let channels = 2 * (B::K / Self::parts(c)) + Self::TILE;
         channels > 32 * B::WARPS && c.wide_state != 0
     }
 
-    /// Loads x, window and taps of channel `i` of the block; nothing where the row's tokens are not live or it is not due.
+    /// Loads x, window and taps of channel `i` of the block; nothing if the row's tokens are not live or `is_due` is false.
     ///
     /// # Safety
     /// The step is of live tensors; no other thread has the channel.
@@ -529,7 +530,7 @@ impl<'a, B: Block, R: Leaves, const CLUSTERED: bool> Layer<'a, B, R, CLUSTERED> 
     }
 }
 
-/// z and the norm's weight of the elements of o that a lane stores, as they lie in memory.
+/// z and the norm's weight for the elements of o that a lane stores, unconverted.
 pub(crate) struct Scales {
     z: Raw<8>,
     weight: Raw<8>,
@@ -538,7 +539,7 @@ pub(crate) struct Scales {
 impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B, TILES16>
     for Layer<'_, B, R, CLUSTERED>
 {
-    /// x, window and taps of the thread's first channel, and of its second where it [`Layer::looks_ahead`].
+    /// x, window and taps of the thread's first channel, and of its second channel if it [`Layer::looks_ahead`].
     type Drafts = (RowTokens, [Drafts; 2]);
     type Scales = Scales;
 
@@ -563,7 +564,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     unsafe fn load_drafts(step: &RowStep<'_, Self>) -> (RowTokens, [Drafts; 2]) {
         let walk = RowTokens::new(step.row.b, step.previous.as_ref(), &step.tokens);
         let i = thread_idx_x();
-        // Where accesses to states are not wide there are no registers left for it.
+        // If accesses to states are not wide, no registers are free for the first channel.
         let first = Self::load_channel(step, &walk, i, step.c.wide_state != 0);
         let is_due = Self::looks_ahead(&step.c);
         let second = Self::load_channel(step, &walk, i + 32 * B::WARPS, is_due);
@@ -623,7 +624,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
         let channels = 2 * own + Self::TILE;
         let mut first = 0;
         let [mut drafts, mut next] = drafts;
-        // SAFETY: the caller's promise; each place has one writer, and neighbours are of one warp.
+        // SAFETY: the caller's promise; each place has one writer, and neighbours are in one warp.
         unsafe {
             if c.wide_state == 0 {
                 drafts = Self::load_channel(step, &walk, thread_idx_x(), true);
@@ -631,7 +632,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
             let largest = Cell::new(0.0f32);
             loop {
                 let give = |part: &Part, which, t, is_there, y: f32| {
-                    // Of absent tokens too: whoever is large is looked at once more. A NaN stays.
+                    // Absent tokens count too: the only effect is one more check. A NaN is kept.
                     largest.set(maximum(largest.get(), y.abs()));
                     let set = match which {
                         Which::Previous => Set::Previous,
@@ -645,7 +646,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                 let part = drafts.part;
                 (layer.rings).leave(c, layer.params, &layer.place, &walk, &drafts);
                 drafts.convolve::<1>(c, layer.params, &layer.place, &walk, give);
-                // Those that the launch has no room for.
+                // Zeros for the tokens that the launch does not have.
                 each!(t in 0..TOKENS => {
                     if c.previous_tokens != 0 && t >= c.previous_tokens {
                         layer.leave(c, &part, Set::Previous, t, 0.0);
@@ -654,7 +655,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
                         layer.leave(c, &part, Set::New, t, 0.0);
                     }
                 });
-                // The same for all threads, which come to the shuffles together.
+                // All threads iterate equally often, because they take part in the shuffles together.
                 first += 32 * B::WARPS;
                 if first >= channels {
                     break;
@@ -758,24 +759,24 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 }
 
-/// Sum of the squares of 8 rows of each of `lanes` lanes, neighbours first. All lanes of the warp call it.
+/// Sum of the squares of 8 rows in each of `lanes` lanes, neighbours first. All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_rows(o: [f32; 8], lanes: u32) -> f32 {
     let [a, b, c, d, e, f, g, h] = o.map(|o| o * o);
     neighbours_sum(((a + b) + (c + d)) + ((e + f) + (g + h)), lanes)
 }
 
-/// [`sum_of_rows`] of o times [`SMALL`].
+/// [`sum_of_rows`] for o times [`SMALL`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn sum_of_rows_small(o: [f32; 8], lanes: u32) -> f32 {
     let [a, b, c, d, e, f, g, h] = times(o, SMALL).map(|o| o * o);
     neighbours_sum_small(((a + b) + (c + d)) + ((e + f) + (g + h)), lanes)
 }
 
-/// The 8 elements of o of this lane, which [`Worker::outputs`] stored over the new tokens' values.
+/// This lane's 8 elements of o, which [`Worker::outputs`] stored over the new tokens' values.
 ///
 /// # Safety
-/// The lane has some, and they are there.
+/// The lane has elements, and they have been stored.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn outputs<B: Block, const TILES16: usize>(worker: &Worker<B, TILES16>) -> [f32; 8] {
     let (t, row) = worker.value_place();

@@ -1,16 +1,16 @@
-//! Where a row's state and window come from and go to.
+//! Sources and destinations of a row's state and window.
 
 use crate::math::elements::bytes_of;
 use crate::recurrent::slots::{Slots, token_slot};
 use crate::state::is_live;
 use crate::step::{LayerParams, StepConstants};
 
-/// The slots of a row, which its windows share with its states. With token slots there is one window for all of them, in the
-/// slot of the first token.
+/// The slots of a row, which are the same for its windows and its states. With token slots one window, in the slot of the first
+/// token, serves all of them.
 #[derive(Clone, Copy)]
 pub struct Place {
     pub slots: Slots,
-    /// The slot of the window that it starts from, and of the one that it leaves.
+    /// The slots of the windows that the row reads and writes.
     windows: [u64; 2],
     live: bool,
 }
@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    /// Whether the slots are there, of states and of windows.
+    /// Whether the slots of states and windows are valid.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn live(&self) -> bool {
         self.live
@@ -57,13 +57,13 @@ impl Place {
         self.slots.is_fresh()
     }
 
-    /// Whether it starts from its slot.
+    /// Whether the row starts from its slot, not from zeros.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn reads(&self) -> bool {
         self.live && !self.slots.is_fresh()
     }
 
-    /// Address of the window that it starts from.
+    /// Address of the window that the row starts from.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn read_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {
         let [slot, _] = self.windows.map(|slot| slot as u32 as u64);
@@ -72,8 +72,8 @@ impl Place {
         params.read_windows + first * bytes_of(c.x_element) as u64
     }
 
-    /// Whether a live row without tokens has to write the window that it leaves: states are written, and it starts from another
-    /// window, or from none.
+    /// Whether a live row without tokens has to write its window: states are written, and the row starts from another window or
+    /// from zeros.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn carries_window(&self, c: &StepConstants, params: &LayerParams) -> bool {
         let in_place = self.read_window(c, params) == self.write_window(c, params)
@@ -82,7 +82,7 @@ impl Place {
         c.taps != 0 && c.update_state != 0 && (self.is_fresh() || !in_place)
     }
 
-    /// Address of the window that it leaves.
+    /// Address of the window that the row writes.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write_window(&self, c: &StepConstants, params: &LayerParams) -> u64 {
         let [_, slot] = self.windows.map(|slot| slot as u32 as u64);

@@ -1,4 +1,4 @@
-//! States on their way to shared memory: slices of a few rows a thread, each of which waits for its own vectors alone.
+//! Asynchronous copies of states to shared memory, in slices of a few rows per thread. A thread waits only for its own vectors.
 
 use core::marker::PhantomData;
 
@@ -9,12 +9,12 @@ use crate::device::thread::thread_idx_x;
 use crate::math::each::each;
 use crate::state::{Head, RawRows, Share, StateElement};
 
-/// The slices of a block of `THREADS`, `ROWS` rows of each thread in one, in its shared memory; a
-/// row is of `PARTS` fragments.
+/// Slices in the shared memory of a block of `THREADS` threads. A slice has `ROWS` rows per thread, a row `PARTS` fragments per
+/// thread.
 pub struct Slices<S, const ROWS: usize, const THREADS: u32, const PARTS: usize = 1> {
-    /// Address of the first.
+    /// Address of the first slice.
     first: u32,
-    /// Whether states come this way: of a row that starts from its slot, in vectors of 16 bytes.
+    /// Whether slices are copied: the row starts from its slot, and states are accessed in vectors of 16 bytes.
     copies: bool,
     /// Whether the row starts from its slot.
     reads: bool,
@@ -24,13 +24,13 @@ pub struct Slices<S, const ROWS: usize, const THREADS: u32, const PARTS: usize =
 impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     Slices<S, ROWS, THREADS, PARTS>
 {
-    /// Vectors of 16 bytes of a row that a thread copies.
+    /// Number of 16-byte vectors that a thread copies per row.
     const VECTORS: usize = S::VECTORS * PARTS;
 
     /// Bytes of a slice.
     pub const SLICE_BYTES: u32 = ROWS as u32 * Self::VECTORS as u32 * THREADS * 16;
 
-    /// From address `first` on, of a row that `reads` its slot, from states whose vectors are aligned where `wide`.
+    /// Slices from address `first` on, for a row that starts from its slot if `reads`. `wide`: the vectors of states are aligned.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(first: u32, reads: bool, wide: bool) -> Self {
         Self {
@@ -48,11 +48,11 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         self.first + ((at * vectors + i) * THREADS + thread_idx_x()) * 16
     }
 
-    /// Starts the copy of a slice to place `at`, where there is one: of `ROWS` rows of the head from the one that `from`
-    /// says. Counts as started either way.
+    /// Starts the copy of a slice to place `at`, if the slice exists (`is_there`): `ROWS` rows of a head, from the first row on;
+    /// `from` returns both. Counts as started either way.
     ///
     /// # Safety
-    /// The head's state is live; what was at that place is read.
+    /// The head's state is live, and the slice at place `at` has been read.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn start(
         &self,
@@ -73,7 +73,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         copy_async_commit();
     }
 
-    /// Waits for all slices but the newest `pending`, at most 3, of those that were started.
+    /// Waits for all started slices except the newest `pending`, which is at most 3.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn wait(&self, pending: u32) {
         if self.copies {
@@ -86,8 +86,8 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         }
     }
 
-    /// The slice at place `at`, which has been waited for; it is that of the head's rows from `first` on. Zeros of a row
-    /// that does not start from its slot.
+    /// The slice at place `at`, for which the thread has waited: the head's rows from `first` on. Zeros if the row does not start
+    /// from its slot.
     ///
     /// # Safety
     /// The head's state is live, and this thread has not written it.

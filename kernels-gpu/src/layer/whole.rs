@@ -1,4 +1,4 @@
-//! Kernels whose blocks have whole heads: their shared memory, their loads, convolution and gates, and the end of a head.
+//! Kernels whose blocks have whole heads: shared memory, loads, convolution and gates, and the end of a head.
 
 use super::Place;
 use super::conv::{Part, Qkv, ThreadChannels};
@@ -14,14 +14,14 @@ use crate::row::Row;
 use crate::state::StateElement;
 use crate::step::{LayerParams, StepConstants};
 
-/// A block that has all value heads of a query/key head. Of what is in its shared memory, in bytes:
+/// A block that has all value heads of a query/key head. Part of its shared memory, in bytes:
 ///
-/// | from | bytes | what |
+/// | from | bytes | content |
 /// |---|---|---|
 /// | `KEYS` | 4 K | k, f32, each channel at [`Whole::place`] |
 /// | `Q` | 4 K | q, likewise |
 /// | `HEADS` | `HEAD_BYTES` a head | v `[V]`; o `[V]`; GDN's α ([`Whole::values_of`]); β; sums of 32 squares |
-/// | `DECAYS` of a head | `DECAY_BYTES` | KDA's α of every channel, likewise |
+/// | `DECAYS` of a head | `DECAY_BYTES` | KDA's α of every channel, at [`Whole::place`] |
 pub trait Whole {
     /// One decay per key channel (KDA) or per value head (GDN).
     type Decays: Decays;
@@ -41,19 +41,19 @@ pub trait Whole {
     /// Bytes of a head with one decay.
     const HEAD_BYTES: u32 = (Self::SUMS + Self::V / 32 * 4).next_multiple_of(16);
     const DECAYS: u32 = Self::HEAD_BYTES;
-    /// More where each key channel has one.
+    /// Additional bytes of a head with one decay per key channel.
     const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::K * 4);
 
-    /// Bytes from channel 0 of k, q or α to channel `i` in shared memory.
+    /// Byte offset of channel `i` of k, q or α from channel 0 in shared memory.
     fn place(i: u32) -> u32;
 
-    /// α of a channel (log α where states wait), and β.
+    /// α of a channel (log α for deferred states), and β.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values_of(c: &StepConstants, gates: RawGates<1>) -> ([f32; 1], f32) {
         gates.values(c)
     }
 
-    /// Shared memory of the block's value head `r`.
+    /// Address in shared memory of the block's `r`-th value head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn head(c: &StepConstants, r: u32) -> u32 {
         let bytes = if Self::Decays::per_channel(c) {
@@ -64,7 +64,7 @@ pub trait Whole {
         dynamic_shared_mem() + Self::HEADS + r * bytes
     }
 
-    /// Value head and key channel of the block's gate `i`; channel 0 where a head has one gate.
+    /// Value head and key channel of the block's gate `i`; channel 0 if a head has one gate.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn gate(c: &StepConstants, i: u32) -> (u32, u32) {
         if Self::Decays::per_channel(c) {
@@ -74,7 +74,7 @@ pub trait Whole {
         }
     }
 
-    /// Gates of a value head.
+    /// Number of gates of a value head.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn gates(c: &StepConstants) -> u32 {
         if Self::Decays::per_channel(c) {
@@ -84,10 +84,10 @@ pub trait Whole {
         }
     }
 
-    /// The first channels of the convolution from number `first` on that this thread has.
+    /// Loads this thread's first two channels of the convolution, from channel `first` on.
     ///
     /// # Safety
-    /// As [`ThreadChannels::load`]'s.
+    /// As for [`ThreadChannels::load`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn channels(
         c: &StepConstants,
@@ -97,7 +97,7 @@ pub trait Whole {
         first: u32,
     ) -> ThreadChannels<2> {
         let (dims, tiles) = ([Self::K, Self::V], (1, Self::V));
-        // With K = 64 no thread has a second channel: there is nothing to wait for in its branch.
+        // With K = 64 no thread has a second channel, so no loads are in its branch.
         let all = 2 * Self::K + c.ratio * Self::V > Self::THREADS;
         ThreadChannels::load(
             c,
@@ -111,7 +111,7 @@ pub trait Whole {
     }
 }
 
-/// The description of a kernel of `family` in such blocks, on states of `S`.
+/// The description of a kernel of `family` in such blocks, for states of `S`.
 pub const fn description<W: Whole, S: StateElement>(family: Family, layout: Layout) -> Description {
     let computes = Computes::new(family, W::Decays::OF_CHANNELS, [W::K, W::V]);
     Description {
@@ -129,7 +129,8 @@ pub const fn description<W: Whole, S: StateElement>(family: Family, layout: Layo
     }
 }
 
-/// The registers that a thread loads before it waits for anything: two channels of the convolution, a gate, z and weight of o.
+/// The registers that a thread loads before it waits for anything: two channels of the convolution, a gate, z and weight for an
+/// element of o.
 pub struct Ahead {
     channels: ThreadChannels<2>,
     gates: RawGates<1>,
@@ -138,7 +139,7 @@ pub struct Ahead {
 
 impl Ahead {
     /// # Safety
-    /// `params` and `c` describe live tensors; where the row is live, nobody else writes the windows of the block.
+    /// `params` and `c` describe live tensors; if the row is live, nobody else writes the windows of the block.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load<W: Whole>(
         c: &StepConstants,
@@ -156,10 +157,11 @@ impl Ahead {
         }
     }
 
-    /// Leaves k, q, v and the gates of all heads in shared memory, and writes the windows. The scale is wanted at the end.
+    /// Stores k, q, v and the gates of all heads in shared memory, and writes the windows. Returns the scale, which the end
+    /// needs.
     ///
     /// # Safety
-    /// As [`Self::load`]'s, of a row that is live.
+    /// As for [`Self::load`]; the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn give<W: Whole>(
         self,
@@ -193,10 +195,10 @@ impl Ahead {
     }
 }
 
-/// Norms o, where there is a norm, and stores it. All threads of the block call it.
+/// Norms o, if the step has a norm, and stores it. All threads of the block call it.
 ///
 /// # Safety
-/// o of every head was written before a barrier that all have passed.
+/// o of every head was written before a barrier that all threads have passed.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row, scale: Scale) {
     finish_heads(c, params, row, W::V, (scale, W::THREADS), |r| {
@@ -204,7 +206,7 @@ pub unsafe fn finish<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row
     });
 }
 
-/// o of an inactive row.
+/// Stores o of an inactive row.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
     let mut i = thread_idx_x();
@@ -215,7 +217,7 @@ pub unsafe fn store_zeros<W: Whole>(c: &StepConstants, params: &LayerParams, row
     }
 }
 
-/// The gate of the block's value head `r`, and of the channel.
+/// Loads the gate of the block's `r`-th value head and of a channel.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_gates<W: Whole>(
     c: &StepConstants,
@@ -228,7 +230,7 @@ unsafe fn load_gates<W: Whole>(
     load_gate::<W::Decays>(c, &params.step, own, (&tokens, 0), (channel, W::K))
 }
 
-/// Leaves number `i` of the gates where it is wanted.
+/// Stores gate `i` of the block in its place.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
     let (r, channel) = W::gate(c, i);
@@ -247,7 +249,7 @@ unsafe fn give_gates<W: Whole>(c: &StepConstants, i: u32, gates: RawGates<1>) {
     }
 }
 
-/// Leaves a convolved channel where it is wanted.
+/// Stores a convolved channel in its place.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give<W: Whole>(c: &StepConstants, part: &Part, y: f32) {
     let smem = dynamic_shared_mem();
@@ -259,7 +261,7 @@ unsafe fn give<W: Whole>(c: &StepConstants, part: &Part, y: f32) {
     store_shared_b32(address, y.to_bits());
 }
 
-/// Leaves q, k and v as they come.
+/// Stores q, k and v as given.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn give_qkv<W: Whole>(c: &StepConstants, params: &LayerParams, row: Row) {
     let (smem, thread) = (dynamic_shared_mem(), thread_idx_x());

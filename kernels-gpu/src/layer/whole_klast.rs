@@ -1,4 +1,4 @@
-//! The layer step on K-last states, whole heads a block: for batches that fill the GPU with them.
+//! The layer step on K-last states, whole heads per block: for batches that fill the GPU with whole heads.
 
 use core::marker::PhantomData;
 
@@ -16,7 +16,7 @@ use crate::state::{Share, StateElement, check_k_last, lanes_of, widen_rows};
 use crate::step::{LayerParams, StepConstants};
 
 /// K-last states: all value heads of a query/key head, one after the other; `ROWS` rows of S per group of [`lanes_of`] lanes at a
-/// time, of which `DEPTH` such slices are on their way to shared memory. Each thread waits for its own copies alone.
+/// time. `DEPTH` such slices are being copied to shared memory. Each thread waits only for its own copies.
 pub struct WholeKLast<
     G,
     S,
@@ -82,7 +82,7 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        // Several parts of k, q and states would take more than 128 registers, and leave room for one.
+        // Without this bound several parts of k, q and states would take more than 128 registers, and leave room for one block.
         min_blocks_per_sm: if PARTS > 1 { 2 } else { 1 },
         ..description::<Self, S>(Family::DECODE.in_layer(), Layout::KLast)
     };
@@ -98,7 +98,7 @@ impl<
         let share = Share::of(thread_idx_x(), Self::LANES);
         let smem = dynamic_shared_mem();
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its channels of the
-        // convolution; what threads leave for each other is written by one, before the barrier that precedes its reads.
+        // convolution; shared memory has one writer per place, before the barrier that precedes its reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
             let copies =

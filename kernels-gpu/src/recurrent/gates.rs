@@ -1,4 +1,4 @@
-//! Gates: log α and β of a token and a value head, from g, b, A_log and dt_bias as they lie in memory.
+//! Gates: log α and β of a token and a value head, from g, b, A_log and dt_bias.
 
 use super::tokens::{Decays, Tokens};
 use crate::constants::Element;
@@ -11,10 +11,10 @@ use crate::row::Row;
 use crate::state::{Share, StateElement};
 use crate::step::{Gate, StepConstants, StepParams};
 
-/// g, b, A_log and dt_bias of a token, as they lie in memory.
+/// g, b, A_log and dt_bias of a token, unconverted.
 #[derive(Clone, Copy)]
 pub struct RawGates<const CHANNELS: usize> {
-    /// g of this lane's channels; of the head where `CHANNELS` is 1.
+    /// g of this lane's channels; of the head if `CHANNELS` is 1.
     pub g: Raw<CHANNELS>,
     /// β or its logit.
     pub b: Raw<1>,
@@ -24,7 +24,7 @@ pub struct RawGates<const CHANNELS: usize> {
     pub dt_bias: Raw<CHANNELS>,
 }
 
-/// A_log of this head and its row among the gate's parameters; 0 without.
+/// Loads A_log of this head, and row of the gate's parameters; 0 if there is none.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_a_log(c: &StepConstants, params: &StepParams, row: Row) -> f32 {
     if c.has_a_log == 0 {
@@ -39,7 +39,7 @@ pub fn gate_row(c: &StepConstants, row: Row) -> u32 {
     if c.gate_rows_h != 0 { row.h } else { row.hv }
 }
 
-/// β of token `t`, as it lies in memory.
+/// β of token `t`, unconverted.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_beta(c: &StepConstants, tokens: &Tokens, t: u32) -> Raw<1> {
     load_one(tokens.b.at(t, 0), c.b_element)
@@ -80,12 +80,12 @@ impl<const CHANNELS: usize> RawGates<CHANNELS> {
     }
 }
 
-/// The gates of a token as a lane with 8 channels takes them.
+/// The gates of a token, as a lane with 8 channels needs them.
 #[derive(Clone, Copy)]
 pub struct LaneGates {
-    /// KDA's.
+    /// Gates of KDA.
     channels: RawGates<8>,
-    /// GDN's; β of both.
+    /// The gate of GDN; β of both operators.
     head: RawGates<1>,
 }
 
@@ -134,8 +134,8 @@ impl LaneGates {
         }
     }
 
-    /// KDA's α of the lane's channels; then what [`crate::math::delta_rule::Factors`] take: GDN's α (KDA's 1) and β. All
-    /// lanes of the warp call it; `together` where all of its groups of `lanes` lanes have this token.
+    /// KDA's α of the lane's channels; then the gates for [`crate::math::delta_rule::Factors`]: GDN's α (KDA: 1) and β. All lanes
+    /// of the warp call it; `together`: all of its groups of `lanes` lanes have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values<G: Decays>(
         self,
@@ -158,8 +158,8 @@ impl LaneGates {
 }
 
 impl LaneGates {
-    /// As [`Self::values`] with log α, of GDN the same in every place, of one token that all of a warp's groups of `lanes`
-    /// lanes have.
+    /// Like [`Self::values`] with log α instead of α (GDN: the same in every channel), if all of a warp's groups of `lanes` lanes
+    /// have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn log_values<G: Decays>(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
         if G::per_channel(c) {
@@ -175,8 +175,8 @@ impl LaneGates {
 }
 
 impl RawGates<8> {
-    /// As [`Self::values`], of one token that all of a warp's groups of `lanes` lanes have: each computes a part of the
-    /// channels for all. All lanes of the warp call it.
+    /// Like [`Self::values`], if all of a warp's groups of `lanes` lanes have this token: each group computes a part of the
+    /// channels for all groups. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn values_together(self, c: &StepConstants, lanes: u32) -> ([f32; 8], f32) {
         if c.gate == Gate::Log as u32 {
@@ -185,7 +185,7 @@ impl RawGates<8> {
         self.together(c, lanes, gate::exp)
     }
 
-    /// `of` log α of each channel, computed so, and β.
+    /// `of` log α of each channel, computed in this way, and β.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn together(self, c: &StepConstants, lanes: u32, of: impl Fn(f32) -> f32) -> ([f32; 8], f32) {
         let mut decay = self.g.to_f32(c.g_element);
@@ -221,7 +221,7 @@ impl RawGates<8> {
     }
 }
 
-/// log α of one x.
+/// log α from gate input x.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     if c.gate == Gate::Log as u32 {
@@ -233,7 +233,7 @@ pub fn log_decay(c: &StepConstants, x: f32, a_log: f32, dt_bias: f32) -> f32 {
     }
 }
 
-/// β of one b.
+/// β from gate input b.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub fn beta(c: &StepConstants, b: f32) -> f32 {
     if c.beta_logit != 0 {
@@ -243,7 +243,7 @@ pub fn beta(c: &StepConstants, b: f32) -> f32 {
     }
 }
 
-/// The gates of the row's value head and token `t`: with KDA of one channel of all `k_dim`, with GDN of the head.
+/// Loads the gates of the row's value head and token `t`: with KDA of one of all `k_dim` channels, with GDN of the head.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_gate<G: Decays>(
     c: &StepConstants,

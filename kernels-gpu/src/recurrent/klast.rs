@@ -1,4 +1,4 @@
-//! Token by token on K-last states, which are in registers between tokens.
+//! Token by token on K-last states, which stay in registers between tokens.
 
 use core::marker::PhantomData;
 
@@ -24,10 +24,10 @@ use crate::row::Row;
 use crate::state::{Share, StateElement, Tile, check_k_last, lanes_of, widen_rows};
 use crate::step::{StepConstants, StepParams};
 
-/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` of a block.
+/// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` per block.
 ///
-/// A single token is loaded by every group for itself. Of several, each group prepares some for the whole block, in
-/// shared memory, and then all groups walk through them.
+/// Every group loads a single token for itself. Several tokens are prepared in shared memory, each by one group for the whole
+/// block; then all groups process them in order.
 pub struct KLast<
     G,
     S,
@@ -53,7 +53,7 @@ impl<
     const GROUPS: u32 = THREADS / Self::LANES;
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
 
-    /// Stores this group's rows wherever the state after a token goes: see [`Slots::after`].
+    /// Stores this group's rows to every destination of the state after a token: see [`Slots::after`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_after(
         slots: &Slots,
@@ -71,7 +71,7 @@ impl<
         });
     }
 
-    /// The token of this group's first turn, and v of its rows of the token that has this lane's number.
+    /// Loads the token of this group's first turn, and v of the group's rows for the token with this lane's number.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_turn(
         c: &StepConstants,
@@ -89,8 +89,8 @@ impl<
         )
     }
 
-    /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the groups take turns, whose
-    /// first is loaded. All threads of the block call it.
+    /// Prepares all of `tokens` in shared memory, after the `before` tokens that are there already. The groups take turns; their
+    /// first turn is loaded already. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
         c: &StepConstants,
@@ -103,7 +103,7 @@ impl<
         let group = thread_idx_x() / Self::LANES;
         let smem = Self::token(c, before);
         let values = smem + Self::VALUES + group * ROWS as u32 * 4;
-        // SAFETY: the caller's promise; each token's bytes have one writer, and so has each v.
+        // SAFETY: the caller's promise; each token's bytes have one writer, and each v too.
         unsafe {
             let mut t = share.lane;
             while t < tokens.count {
@@ -117,7 +117,7 @@ impl<
                     v = load::<ROWS>(tokens.v.at(t, first), c.v_element, c.wide_io != 0);
                 }
             }
-            // All lanes of a warp stay together: a group that has no token repeats the last.
+            // All lanes of a warp stay together: a group without a token repeats the last one.
             let mut t = group;
             let is_due = |t: u32| t / Self::GROUPS_OF_WARP * Self::GROUPS_OF_WARP < tokens.count;
             while is_due(t) {
@@ -142,7 +142,7 @@ impl<
         }
     }
 
-    /// Prepared token `i`, and v of this group's rows.
+    /// Loads prepared token `i`, and v of this group's rows.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepared(c: &StepConstants, i: u32, share: Share) -> (Token<PARTS>, [f32; ROWS]) {
         let smem = Self::token(c, i);
@@ -185,7 +185,7 @@ impl<
     const TOKENS: u32 = 0;
 }
 
-/// Panics where a kernel that may have a decay for each key channel has rows in several `parts`: α is of one.
+/// Panics if a kernel that may have one decay per key channel has rows of several `parts`: α has one part.
 pub(crate) const fn check_parts<D: Decays>(parts: usize) {
     assert!(
         parts == 1 || matches!(D::OF_CHANNELS, Some(false)),
@@ -193,26 +193,26 @@ pub(crate) const fn check_parts<D: Decays>(parts: usize) {
     );
 }
 
-/// A token in a lane's registers: its own 8 channels of each part.
+/// A token in a lane's registers: the lane's 8 channels of each part.
 #[derive(Clone, Copy)]
 pub(crate) struct Token<const PARTS: usize = 1> {
     pub k: [[f32; 8]; PARTS],
     pub q: [[f32; 8]; PARTS],
-    /// KDA's α, of one part; GDN's is in the factors.
+    /// KDA's α, which has one part; GDN's α is in the factors.
     pub decay: [f32; 8],
     pub factors: Factors,
-    /// The token slot, for the state after the token.
+    /// The token slot for the state after the token.
     pub slot: u64,
 }
 
-/// A token as it lies in memory.
+/// A token, unconverted.
 #[derive(Clone, Copy)]
 struct RawToken<const PARTS: usize> {
     k: [Raw<8>; PARTS],
     q: [Raw<8>; PARTS],
     q_element: u32,
     gates: LaneGates,
-    /// The token slot, for the state after the token.
+    /// The token slot for the state after the token.
     slot: u64,
 }
 
@@ -236,7 +236,7 @@ impl<const PARTS: usize> RawToken<PARTS> {
         }
     }
 
-    /// k and q, and whether Σk² or Σq² [`may_overflow`].
+    /// k and q in f32, and whether Σk² or Σq² [`may_overflow`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn channels(&self, c: &StepConstants) -> (KeyAndQuery<PARTS>, bool) {
         let channels = (
@@ -247,7 +247,7 @@ impl<const PARTS: usize> RawToken<PARTS> {
         (channels, may_overflow(c.l2norm != 0, elements))
     }
 
-    /// All lanes of the warp call it; `together` where all of its groups have this token.
+    /// All lanes of the warp call it; `together`: all of the warp's groups have this token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values<G: Decays>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
         let (channels, may_overflow) = self.channels(c);
@@ -257,7 +257,7 @@ impl<const PARTS: usize> RawToken<PARTS> {
     }
 }
 
-/// A lane's channels of all parts.
+/// Converts a lane's channels of all parts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn parts_to_f32<const PARTS: usize>(
     raw: [Raw<8>; PARTS],
@@ -278,17 +278,17 @@ fn own_norms<const PARTS: usize>((k, q): KeyAndQuery<PARTS>) -> [f32; 3] {
     [dot_parts(k, k), dot_parts(q, q), dot_parts(k, q)]
 }
 
-/// A lane's channels of all parts, of k and of q.
+/// A lane's channels of k and of q, of all parts.
 pub(crate) type KeyAndQuery<const PARTS: usize> = ([[f32; 8]; PARTS], [[f32; 8]; PARTS]);
 
-/// [`LaneGates::values`]: KDA's α of a lane's channels; GDN's α (KDA's 1) and β.
+/// Results of [`LaneGates::values`]: KDA's α of a lane's channels; GDN's α (KDA: 1) and β.
 pub(crate) type LaneGateValues = ([f32; 8], (f32, f32));
 
-/// A lane's channels of the rows of S of its group.
+/// A lane's channels of its group's rows of S.
 type Rows<const ROWS: usize, const PARTS: usize> = [[[f32; 8]; PARTS]; ROWS];
 
-/// k and q, a token's of a group of `lanes` lanes, times powers of two where the sums of their squares are not finite, and their
-/// [`norms`]. All lanes of the warp call it.
+/// k and q of a token, which a group of `lanes` lanes has, and their [`norms`]. A vector whose sum of squares is not finite is
+/// multiplied by a power of two. All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn normable<const PARTS: usize>(
     c: &StepConstants,
@@ -298,7 +298,7 @@ pub(crate) fn normable<const PARTS: usize>(
     normable_of(c.l2norm != 0, channels, lanes)
 }
 
-/// [`normable`], where the sums [`may_overflow`].
+/// [`normable`], if the sums [`may_overflow`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn normable_of<const PARTS: usize>(
     may_overflow: bool,
@@ -329,7 +329,7 @@ fn shrink<const PARTS: usize>(
 }
 
 impl<const PARTS: usize> Token<PARTS> {
-    /// A token of a lane's channels of k and q, their [`norms`], and the gates as [`LaneGates::values`] gives them.
+    /// A token with a lane's channels of k and q, their [`norms`], and the gates from [`LaneGates::values`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(crate) fn new(
         c: &StepConstants,
@@ -348,7 +348,7 @@ impl<const PARTS: usize> Token<PARTS> {
     }
 }
 
-/// One token on this group's rows; their outputs.
+/// Processes one token on this group's rows; returns their outputs.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn step<G: Decays, const ROWS: usize, const PARTS: usize>(
     c: &StepConstants,
@@ -363,8 +363,8 @@ pub(crate) fn step<G: Decays, const ROWS: usize, const PARTS: usize>(
     update::<G, ROWS, PARTS>(c, states, token, v, products)
 }
 
-/// [`step`] of a row's only token, from its channels and gates: the [`norms`] are summed with S k and S q, not before them.
-/// `may_overflow` says whether the norms may. All lanes of the warp call it.
+/// [`step`] for a row's only token, from its channels and gates. The [`norms`] are summed together with S k and S q, not before
+/// them. `may_overflow`: whether the norms may overflow. All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn only_step<G: Decays, const ROWS: usize, const PARTS: usize>(
     c: &StepConstants,
@@ -377,7 +377,7 @@ pub(crate) fn only_step<G: Decays, const ROWS: usize, const PARTS: usize>(
     let (mut norms, mut products) = butterfly_sum_both(own_norms(channels), products, lanes);
     if overflow(may_overflow, norms) {
         (channels, norms) = shrink(channels, norms, lanes);
-        // S has decayed.
+        // S has already been decayed.
         let own = own_products(states, channels, (false, gates.0));
         let [sk, sq] = [0, 1].map(|of| butterfly_sum_small(own.map(|own| own[of]), lanes));
         each!(r in 0..ROWS => products[r] = [sk[r], sq[r]]);
@@ -386,7 +386,7 @@ pub(crate) fn only_step<G: Decays, const ROWS: usize, const PARTS: usize>(
     update::<G, ROWS, PARTS>(c, states, token, v, products)
 }
 
-/// A lane's terms of S k and S q of each row; S decays first, where `decays` and its `decay` is of channels.
+/// A lane's terms of S k and S q for each row; first multiplies S by `decay`, one per channel, if `decays`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn own_products<const ROWS: usize, const PARTS: usize>(
     states: &mut Rows<ROWS, PARTS>,
@@ -405,7 +405,7 @@ fn own_products<const ROWS: usize, const PARTS: usize>(
     products
 }
 
-/// The state after a token, whose S k and S q are `products`; the outputs.
+/// Updates the state by a token; `products` are S k and S q. Returns the outputs.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn update<G: Decays, const ROWS: usize, const PARTS: usize>(
     c: &StepConstants,
@@ -424,7 +424,7 @@ fn update<G: Decays, const ROWS: usize, const PARTS: usize>(
         each!(part in 0..PARTS => {
             let (s, k) = (&mut states[r][part], token.k[part]);
             each!(i in 0..8 => {
-                // KDA's has decayed.
+                // KDA's state is already decayed.
                 let decayed = if per_channel {
                     s[i]
                 } else {
@@ -450,7 +450,8 @@ impl<
     type Params = StepParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        // Several parts of k, q and states are more than 128 registers; of K = 96, of views that are not aligned, more than 168.
+        // Several parts of k, q and states take more than 128 registers; with K = 96 and views that are not aligned, more than
+        // 168.
         min_blocks_per_sm: match (PARTS > 1, K) {
             (true, 96) => 256,
             (true, _) => 384,
@@ -470,8 +471,8 @@ impl<
         let share = Share::of(thread_idx_x(), Self::LANES);
         let first = row.tile * Self::TILE + group * ROWS as u32;
         let wide = c.wide_io != 0;
-        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are
-        // written before the barrier that precedes their reads.
+        // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each; prepared tokens are written before
+        // the barrier that precedes their reads.
         unsafe {
             let slots = Slots::load(&c, params, row.b);
             let tokens = Tokens::new(&c, params, row);
@@ -521,7 +522,7 @@ impl<
                 let slot = token.slot;
                 let v = v.to_f32(c.v_element);
                 let (mut states, o);
-                // Of more rows a lane's products would wait in too many registers.
+                // With more rows, products that are kept until the norms are summed would take too many registers.
                 if const { ROWS * PARTS <= 2 } {
                     let (channels, may_overflow) = token.channels(&c);
                     let gates = token.gates.values::<G>(&c, Self::LANES, true);
@@ -554,7 +555,7 @@ impl<
                 return;
             }
 
-            // Tokens are wanted before the states, and wait for no slot.
+            // Tokens are needed before the states, and their loads do not wait for a slot.
             let turn = Self::load_turn(&c, params, row, &earliest, share, first);
             let raw = load_states();
             if !live {
@@ -604,7 +605,7 @@ impl<
     }
 }
 
-/// Stores a lane's 8 values, half by half, so that the lanes of a group fill whole rows of banks.
+/// Stores a lane's 8 values, half by half: so the lanes of a group fill whole rows of banks.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
@@ -613,7 +614,7 @@ pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     store_shared_b128(own + share.lanes * 16, [e, f, g, h]);
 }
 
-/// Loads what [`store_channels`] stored for this lane.
+/// Loads the values that [`store_channels`] stored for this lane.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
     let own = smem + share.lane * 16;
@@ -622,7 +623,7 @@ pub(crate) unsafe fn load_channels(smem: u32, share: Share) -> [f32; 8] {
     [a, b, c, d, e, f, g, h].map(f32::from_bits)
 }
 
-/// [`store_channels`] of every part, one behind the other.
+/// [`store_channels`] for every part, one after the other.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_parts<const PARTS: usize>(
     smem: u32,
@@ -632,7 +633,7 @@ pub(crate) unsafe fn store_parts<const PARTS: usize>(
     each!(i in 0..PARTS => store_channels(smem + i as u32 * share.lanes * 32, share, values[i]));
 }
 
-/// Loads what [`store_parts`] stored for this lane.
+/// Loads the values that [`store_parts`] stored for this lane.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_parts<const PARTS: usize>(smem: u32, share: Share) -> [[f32; 8]; PARTS] {
     let mut values = [[0.0; 8]; PARTS];

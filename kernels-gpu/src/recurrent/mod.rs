@@ -1,11 +1,11 @@
-//! GDN and KDA, token by token ([`crate::kernels::recurrent`]), and all tokens at once: [`Parallel`]
+//! GDN and KDA token by token ([`crate::kernels::recurrent`]), and all tokens together: [`Parallel`]
 //! ([`crate::kernels::gdn_mtp`], [`crate::kernels::kda_recurrent`]).
 //!
-//! The operators differ in their gate alone, so that every way of keeping states is written once, here.
+//! The operators differ only in their gate. So the code for each way of keeping states is here, once for both.
 //!
 //! # Safety
-//! An unsafe function here relies on this where its doc says nothing else: `params` and `c` describe live tensors, what it loads
-//! from shared memory has been stored there, and what it stores to is this thread's.
+//! Unless its doc says otherwise, an unsafe function here relies on the following: `params` and `c` describe live tensors,
+//! everything that it loads from shared memory has been stored there, and only this thread writes the places that it stores to.
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
 pub(crate) mod gates;

@@ -1,12 +1,12 @@
-//! Tokens that a block has prepared in its shared memory, for the kernels that go token by token. Of each, in bytes:
+//! Tokens that a block has prepared in its shared memory, for the kernels that go token by token. Layout of a token, in bytes:
 //!
-//! | from | bytes | what |
+//! | from | bytes | content |
 //! |---|---|---|
 //! | 0 | 4 K | k, f32 |
 //! | `Q` | 4 K | q |
 //! | `VALUES` | 4 · TILE | v of the block's part of a state |
 //! | `FACTORS` | 20 | [`Factors`]; their α is GDN's |
-//! | `SLOT` | 8 | where the state after it goes besides, where there are token slots |
+//! | `SLOT` | 8 | with token slots: destination of the state after the token |
 //! | `DECAY` | 4 K | KDA: α of every channel |
 
 use super::tokens::Decays;
@@ -19,14 +19,15 @@ use crate::math::delta_rule::Factors;
 use crate::state::StateElement;
 use crate::step::StepConstants;
 
-/// Addresses of a block's prepared tokens, and the moves that are the same in all kernels. The order of channels is a kernel's own.
+/// Addresses of a block's prepared tokens, and the loads and stores that all kernels share. Each kernel has its own order of
+/// channels.
 pub trait Prepared {
     /// One decay per key channel (KDA) or per value head (GDN).
     type Decays: Decays;
     const K: u32;
     /// Elements of v of a block.
     const TILE: u32;
-    /// First token.
+    /// Byte offset of the first token.
     const TOKENS: u32;
 
     const Q: u32 = Self::K * 4;
@@ -36,7 +37,7 @@ pub trait Prepared {
     const DECAY: u32 = Self::FACTORS + 32;
     /// Bytes of a token with one decay.
     const TOKEN_BYTES: u32 = Self::DECAY;
-    /// More where each key channel has one.
+    /// Additional bytes of a token with one decay per key channel.
     const DECAY_BYTES: u32 = bytes_of_channels::<Self::Decays>(Self::Q);
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -48,16 +49,16 @@ pub trait Prepared {
         }
     }
 
-    /// Shared memory of prepared token `i`.
+    /// Address in shared memory of prepared token `i`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(c: &StepConstants, i: u32) -> u32 {
         dynamic_shared_mem() + Self::TOKENS + i * Self::token_bytes(c)
     }
 
-    /// By one lane.
+    /// Stores factors and token slot. One lane calls it.
     ///
     /// # Safety
-    /// The token at `smem` is this lane's to write.
+    /// Only this lane writes the token at `smem`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_factors(c: &StepConstants, smem: u32, f: Factors, slot: u64) {
         store_factors(smem + Self::FACTORS, f);
@@ -71,7 +72,7 @@ pub trait Prepared {
         load_factors(smem + Self::FACTORS, Self::Decays::per_channel(c))
     }
 
-    /// The token slot, for the state after the token; any number where there are none.
+    /// The token slot for the state after the token; an arbitrary number without token slots.
     ///
     /// # Safety
     /// The token at `smem` is prepared.
@@ -81,7 +82,7 @@ pub trait Prepared {
     }
 }
 
-/// The description of a kernel whose blocks of so many threads have such tokens, on states of `S` with head dim `v`.
+/// The description of a kernel whose blocks of `threads` threads have such tokens, for states of `S` with head dim `v`.
 pub const fn description<W: Prepared, S: StateElement>(
     layout: Layout,
     threads: u32,
@@ -103,7 +104,7 @@ pub const fn description<W: Prepared, S: StateElement>(
     }
 }
 
-/// `bytes`, of kernels that may have one decay per key channel; else 0.
+/// `bytes` for kernels that may have one decay per key channel; otherwise 0.
 pub const fn bytes_of_channels<D: Decays>(bytes: u32) -> u32 {
     match D::OF_CHANNELS {
         Some(false) => 0,
@@ -111,18 +112,18 @@ pub const fn bytes_of_channels<D: Decays>(bytes: u32) -> u32 {
     }
 }
 
-/// Bytes that [`store_factors`] fills.
+/// Number of bytes that [`store_factors`] writes.
 pub const FACTOR_BYTES: u32 = 20;
 
 /// # Safety
-/// The bytes at `smem`, a multiple of 16, are this thread's to write.
+/// Only this thread writes the bytes at `smem`, which is a multiple of 16.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_factors(smem: u32, f: Factors) {
     store_shared_b128(smem, [f.decay, f.beta, f.k, f.q].map(f32::to_bits));
     store_shared_b32(smem + 16, f.kq.to_bits());
 }
 
-/// Loads what [`store_factors`] stored; α of KDA, whose decay is per channel, is 1.
+/// Loads the factors that [`store_factors`] stored; α is 1 for KDA, whose decay is per channel.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
     let ([decay, beta, k, q], kq) = (
@@ -138,16 +139,16 @@ pub unsafe fn load_factors(smem: u32, per_channel: bool) -> Factors {
     }
 }
 
-/// The factors of k and q that [`store_factors`] stored.
+/// Loads the factors of k and q that [`store_factors`] stored.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_key_and_query(smem: u32) -> [f32; 2] {
     load_shared_b64(smem + 8).map(f32::from_bits)
 }
 
-/// Stores a token's slot, where there are token slots.
+/// Stores a token's slot, if the step has token slots.
 ///
 /// # Safety
-/// The 8 bytes at `smem` are this thread's to write.
+/// Only this thread writes the 8 bytes at `smem`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
     if c.token_index != 0 {
@@ -155,7 +156,7 @@ pub unsafe fn store_slot(c: &StepConstants, smem: u32, slot: u64) {
     }
 }
 
-/// Loads what [`store_slot`] stored; 0 where there are no token slots.
+/// Loads the slot that [`store_slot`] stored; 0 without token slots.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn load_slot(c: &StepConstants, smem: u32) -> u64 {
     if c.token_index == 0 {

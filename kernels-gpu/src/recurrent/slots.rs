@@ -1,10 +1,11 @@
-//! Where a row's state comes from and goes to.
+//! Sources and destinations of a row's state.
 
 use crate::row::Row;
 use crate::state::{Head, Shape, StateElement, Tile, is_fresh, is_live, slot_of};
 use crate::step::{StepConstants, StepParams};
 
-/// The start and the final slot of a row; its state after each token goes elsewhere besides.
+/// The slots in which a row's state starts and ends. The destinations of the state after each token are separate:
+/// [`Slots::after`].
 #[derive(Clone, Copy)]
 pub struct Slots {
     start: u64,
@@ -17,7 +18,7 @@ impl Slots {
     /// The slots of row `b`, from global memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn load(c: &StepConstants, params: &StepParams, b: u32) -> Self {
-        // SAFETY: the caller's promise; `accepted` is in range where a token slot is read for it.
+        // SAFETY: the caller's promise; `accepted` is in range when a token slot is read for it.
         unsafe {
             let fresh = is_fresh(c, params, b);
             if c.token_index != 0 {
@@ -44,7 +45,7 @@ impl Slots {
         }
     }
 
-    /// A slot to read and to write.
+    /// One slot that is read and written.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn of(slot: u64, fresh: bool) -> Self {
         Self {
@@ -67,19 +68,19 @@ impl Slots {
         self.start
     }
 
-    /// With token slots, the token of the last step that it starts after, the last of those accepted; else 0.
+    /// With token slots, the token of the last step after which the row starts, which is the last accepted one; otherwise 0.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn first_token(&self) -> u32 {
         self.first_token
     }
 
-    /// Slot of its final state.
+    /// Slot of the row's final state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write_slot(&self) -> u64 {
         self.write
     }
 
-    /// Whether the slots are there.
+    /// Whether the slots are valid.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn live(&self, c: &StepConstants, params: &StepParams) -> bool {
         (self.fresh || is_live(self.start, params.read_pool_slots, c.null_slot))
@@ -87,14 +88,14 @@ impl Slots {
                 || is_live(self.write, params.write_pool_slots, c.null_slot))
     }
 
-    /// Whether [`Self::live`] looks at the write slot: where the final state is written, and, but with token slots, for a fresh row
-    /// always, since the slot that it would read is not looked at.
+    /// Whether [`Self::live`] checks the write slot: if the final state is written, and, without token slots, for every fresh
+    /// row, because its read slot is not checked.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn looks_at_write(&self, c: &StepConstants) -> bool {
         writes_final(c) || (self.fresh && c.token_index == 0)
     }
 
-    /// The state of a head that the row starts from.
+    /// The state of a head from which the row starts.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn start<S: StateElement>(
         &self,
@@ -106,7 +107,7 @@ impl Slots {
         Head::of_slot::<S>(params.read_pool, self.start, c.read_slot, head, wide)
     }
 
-    /// The state of a head that the row ends with.
+    /// The state of a head with which the row ends.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn write<S: StateElement>(
         &self,
@@ -118,12 +119,12 @@ impl Slots {
         Head::of_slot::<S>(params.write_pool, self.write, c.write_slot, head, wide)
     }
 
-    /// Copies a block's tile of the state of value head `hv` of a live row without tokens from the slot that the row starts from to
-    /// the one that it writes, or zeros where the row is fresh; nothing where both slots are the same. All threads that have the tile
-    /// call it, with their number and their count.
+    /// For a live row without tokens: copies a block's tile of the state of value head `hv` from the slot that the row starts
+    /// from to the slot that it writes; zeros if the row is fresh, nothing if both slots are the same. All threads that have the
+    /// tile call it, with their index and their number.
     ///
     /// # Safety
-    /// `params` and `c` describe live tensors; nobody else touches the tile of the slot that is written.
+    /// `params` and `c` describe live tensors; nobody else accesses the tile in the slot that is written.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn carry<S: StateElement>(
         &self,
@@ -139,7 +140,7 @@ impl Slots {
         }
     }
 
-    /// Calls `store` with every place that the state after token `t` goes to; `token_slot` is [`token_slot`]'s.
+    /// Calls `store` with every destination of the state after token `t`; `token_slot` is the result of [`token_slot`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn after<S: StateElement>(
         &self,
@@ -172,8 +173,8 @@ impl Slots {
     }
 }
 
-/// Slot of the state after token `t` of row `b`; any number where there are no token slots. Loaded well before it is
-/// wanted, since a store would wait for it.
+/// Slot of the state after token `t` of row `b`; an arbitrary number without token slots. Loaded well before its use, because a
+/// store would wait for it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn token_slot(c: &StepConstants, params: &StepParams, b: u32, t: u32) -> u64 {
     let i = b as u64 * c.token_slots_row as u64 + t as u64;

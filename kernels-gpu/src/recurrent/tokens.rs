@@ -1,4 +1,4 @@
-//! Tokens in memory, and what a lane makes of one.
+//! The kinds of decay, and the tokens of a row in global memory.
 
 use crate::device::rarely;
 use crate::device::thread::thread_idx_x;
@@ -22,14 +22,14 @@ pub trait Decays {
     }
 }
 
-/// Either, by a load-time constant.
+/// Decays of either kind, by a load-time constant.
 pub struct Either;
 
 impl Decays for Either {
     const OF_CHANNELS: Option<bool> = None;
 }
 
-/// Decays of the kernels that are compiled for one operator.
+/// Decays of kernels that are compiled for one operator.
 pub trait Gating: Decays {
     /// KDA: one decay per key channel; GDN: one per value head.
     const PER_CHANNEL: bool = matches!(Self::OF_CHANNELS, Some(true));
@@ -53,7 +53,7 @@ impl Decays for PerChannel {
 
 impl Gating for PerChannel {}
 
-/// One tensor of one row and head: element `i` of token t is `i` behind `first + t · token`.
+/// One tensor of one row and head: element `i` of token t is `t · token + i` elements after `first`.
 #[derive(Clone, Copy)]
 pub struct Run {
     first: u64,
@@ -87,7 +87,7 @@ impl Run {
 /// Tokens of one row and value head.
 #[derive(Clone, Copy)]
 pub struct Tokens {
-    /// q of the query/key head; previous tokens have none, and k in its place.
+    /// q of the query/key head; previous tokens have no q, and k in its place.
     pub q: Run,
     /// k of the query/key head.
     pub k: Run,
@@ -99,11 +99,11 @@ pub struct Tokens {
     pub b: Run,
     /// o of the value head.
     pub o: Run,
-    /// The first of them among the tokens of their tensors' rows.
+    /// Index of the first token among the tokens of its tensors' row.
     pub start: u32,
-    /// Their number; 0 of a packed row without tokens.
+    /// Number of tokens; 0 for a packed row without tokens.
     pub count: u32,
-    /// Whether the row's tokens are where its lengths say, and no more than a row may have.
+    /// Whether the row's lengths are consistent, and not above the largest number of tokens of a row.
     pub live: bool,
     are_previous: bool,
 }
@@ -114,7 +114,7 @@ impl Tokens {
     pub unsafe fn new(c: &StepConstants, params: &StepParams, row: Row) -> Self {
         let (mut start, mut count, mut live) = (0, c.tokens, true);
         if c.cu_seqlens_index != 0 {
-            // SAFETY: the caller's promise; there are B + 1 of them.
+            // SAFETY: the caller's promise; `cu_seqlens` has B + 1 elements.
             let (first, end) = unsafe {
                 let at = |i| slot_of(params.cu_seqlens, c.cu_seqlens_index, i, 0);
                 (at(row.b as u64), at(row.b as u64 + 1))
@@ -127,8 +127,7 @@ impl Tokens {
         Self::of_head(c, params, row, (start, count, live))
     }
 
-    /// Whether the launch leaves the row as it is but for carrying its state on: a packed row that has neither tokens nor
-    /// previous ones.
+    /// Whether the launch only carries the row's state on: a packed row with neither tokens nor previous tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn are_none(&self, c: &StepConstants) -> bool {
         c.cu_seqlens_index != 0 && c.previous_tokens == 0 && self.count == 0
@@ -140,7 +139,7 @@ impl Tokens {
         !self.are_previous
     }
 
-    /// The same tokens as the row's value head has them.
+    /// The same tokens for the value head of `row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn with_head(&self, c: &StepConstants, params: &StepParams, row: Row) -> Self {
         if self.are_previous {
@@ -176,7 +175,7 @@ impl Tokens {
         }
     }
 
-    /// Those of them from token `t` on, at most `most`. Runs alone are theirs: the row starts where it did.
+    /// The tokens from token `t` on, at most `most`. Only the runs and `count` change; `start` is still that of the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn from(&self, t: u32, most: u32) -> Self {
         Self {
@@ -191,7 +190,7 @@ impl Tokens {
         }
     }
 
-    /// Token `t`, or the last where there are fewer; the first where there are none.
+    /// Token `t`; the last token if there are fewer, 0 if there are none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn nearest(&self, t: u32) -> u32 {
         if t < self.count {
@@ -201,10 +200,10 @@ impl Tokens {
         }
     }
 
-    /// The previous tokens that are kept; they have neither q nor o. None of them where the launch has none.
+    /// The kept previous tokens, which have neither q nor o. Their number is 0 if the launch has none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub unsafe fn previous(c: &StepConstants, params: &StepParams, row: Row) -> Self {
-        // SAFETY: the caller's promise; there are B of them.
+        // SAFETY: the caller's promise; `keep` has B elements.
         let keep = unsafe { slot_of(params.keep, c.keep_index, row.b as u64, 0) };
         let live = keep <= c.previous_tokens as u64;
         let count = if live { keep as u32 } else { 0 };
@@ -264,14 +263,14 @@ impl Tokens {
     }
 }
 
-/// Zeros for o of the packed tokens that are no row's: those before the first bound, and those behind the last one. So many
-/// `turns` of blocks take a token each, one after the other; this block's is `turn`. It has so many `channels` of a token, `at`
-/// says which elements of o these are, and its threads come with their number and how many they are.
+/// Stores zeros for o of packed tokens that belong to no row: those before the first bound, and those from the last bound on.
+/// Blocks take turns at these tokens: turn `turn` of `turns` has every `turns`-th one. The block has `channels` elements of o of
+/// a token; `at` returns the index of an element. A thread passes its index and the number of threads.
 ///
-/// A bound that is outside of the tokens says nothing of them.
+/// A bound outside the range of tokens is ignored.
 ///
 /// # Safety
-/// `params` and `c` describe live tensors; the channels are the block's, and no other block with its turn has them.
+/// `params` and `c` describe live tensors; no other block with the same turn has these channels.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn clear_rest(
     c: &StepConstants,
@@ -285,7 +284,7 @@ pub unsafe fn clear_rest(
         return;
     }
     let total = params.total_tokens as u64;
-    // SAFETY: the caller's promise; there are B + 1 of them.
+    // SAFETY: the caller's promise; `cu_seqlens` has B + 1 elements.
     let [first, end] = [0, params.rows as u64]
         .map(|i| unsafe { slot_of(params.cu_seqlens, c.cu_seqlens_index, i, 0) });
     let (first, end) = (
@@ -313,10 +312,10 @@ pub unsafe fn clear_rest(
     }
 }
 
-/// [`clear_rest`] by a block that has `tile` elements of o of the row's value head; rows take turns.
+/// [`clear_rest`] for a block that has `tile` elements of o of the row's value head; rows take turns.
 ///
 /// # Safety
-/// As [`clear_rest`]'s.
+/// As for [`clear_rest`].
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub unsafe fn clear_rest_of_tile(
     c: &StepConstants,
