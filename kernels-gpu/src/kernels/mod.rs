@@ -1,4 +1,5 @@
-//! One file per operator: header (math, shapes, threads, cost), parameters, launch shape, body.
+//! One file per operator: its header (formulas, shapes, grid, threads, cost). The bodies are in [`recurrent`](crate::recurrent),
+//! `layer`, `deferred` and [`prefill`](crate::prefill), and are re-exported here.
 //!
 //! # Safety
 //! `run` of a kernel requires: `params` and the load-time constants describe live tensors, and a thread owns the memory that it

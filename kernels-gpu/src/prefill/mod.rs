@@ -4,6 +4,10 @@
 //! the operands of a chunk, which do not depend on the state: one block computes one chunk. Every chunk of more than one token (a
 //! *unit* in identifiers) has a place in the workspace. The *inter-chunk scan* ([`chain`]) carries the state from chunk to chunk.
 //!
+//! Files by pass: `load`, `products`, `solve` and `operands` for the intra-chunk pass, from `prepare` (GDN) or `channels` (KDA);
+//! `chain`, `state`, `values` and `output` for the scan; `single` for chunks of one token; `convolution` before, `norm` and `windows`
+//! after; `split` and `carry` for rows in splits.
+//!
 //! A long prompt may be cut into *segments* of chunks, each with an intra-chunk pass and a scan of its own. A scan that is not
 //! the last stores the state as its threads hold it, for the same threads of the next scan.
 //!
