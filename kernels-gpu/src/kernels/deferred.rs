@@ -35,6 +35,6 @@
 //! Padding  an inactive row zeroes o and touches neither state nor ring
 //! Range    as of [`crate::kernels::recurrent`]; what is not pending in a ring is not read
 //! Cost     V · K · size_of(S) + n · ring entry bytes per (b, hv), and one state written in N launches: memory-bound
-//! Truth    reference::deferred; tests/deferred.rs
+//! Truth    reference::deferred; tests/cpu/deferred
 
 pub use crate::deferred::{KLast, LayerParallel, Parallel, WholeKLast};

@@ -16,7 +16,7 @@
 //! Shapes   output `[WARPGROUP_RESULTS, BLOCK]` 32-bit words, written
 //! Threads  one block of a warpgroup
 //!
-//! Truth    tests/device_contract.rs; of [`Warpgroup`] kernels-gpu/tests/prefill.rs
+//! Truth    tests/gpu/device_contract.rs; of [`Warpgroup`] kernels-gpu/tests/prefill.rs
 
 use crate::constants::constants;
 use crate::device::shared::COUNTER_BYTES;

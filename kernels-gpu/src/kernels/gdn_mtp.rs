@@ -18,6 +18,6 @@
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
 //!          tokens that are no row's is zero; a token that is not there has k = q = v = 0, α = 1, β = 0
 //! Range    as [`super::recurrent`]'s; Cost: likewise
-//! Truth    reference::recurrent; tests/gdn_mtp.rs, tests/laws
+//! Truth    reference::recurrent; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::recurrent::Parallel;

@@ -11,7 +11,7 @@
 //!          with a convolution x [B, T, D] for q, k and v, and with it or a norm a last launch behind all
 //! Padding  an inactive row zeroes o and touches no state; a row without tokens carries its state to where it writes; o of packed
 //!          tokens that are no row's is zero
-//! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/prefill.rs, tests/laws/prefill.rs
+//! Truth    reference::recurrent; kernels-gpu/tests/prefill.rs, tests/cpu/prefill.rs, tests/cpu/laws
 
 use crate::device::overlap::let_next_begin;
 use crate::device::shared::{COUNTER_BYTES, dynamic_shared_mem};

@@ -12,6 +12,6 @@
 //! Shapes   g [B, T, HV, K]; else as there
 //! Threads  as there; before the solver, teams of the workers' lanes find Γ ⊙ k, Γ ⊙ q, p and the products with p
 //! Padding  as there; an absent token has k = q = v = 0, α = 1, β = 0
-//! Truth    reference::recurrent; tests/kda_recurrent.rs, tests/laws
+//! Truth    reference::recurrent; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::recurrent::Parallel;

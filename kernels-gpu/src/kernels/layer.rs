@@ -22,6 +22,6 @@
 //! Padding  an inactive row zeroes o and touches no state and no window; a fresh one reads neither
 //! Range    as GDN decode's; silu and sigmoid are finite for every finite argument
 //! Cost     2 · V · K · size_of(S) bytes per (b, hv), and (2 W − 1) · size_of(x) per (b, channel): memory-bound
-//! Truth    reference::layer; tests/layer.rs, tests/laws
+//! Truth    reference::layer; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::layer::{KLast, VLast, WholeKLast, WholeVLast};

@@ -15,6 +15,6 @@
 //! Padding  an inactive row zeroes o and touches no state and no window; a row without tokens carries both to where it
 //!          writes; o of packed tokens that are no row's is zero
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
-//! Truth    reference::layer; tests/layer.rs, tests/laws
+//! Truth    reference::layer; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::layer::{MtpKLast as KLast, MtpVLast as VLast, Parallel};

@@ -21,6 +21,6 @@
 //!          leave it are multiplied by a power of two before); a NaN among the inputs is never dropped
 //! Decode   one new token and no previous one, by load-time constants: k, q and v are loaded with the state, and nothing is prepared
 //! Cost     (states read + states written) · V · K · size_of(S) bytes per (b, hv): memory-bound
-//! Truth    reference::recurrent; tests/recurrent.rs, tests/laws
+//! Truth    reference::recurrent; tests/cpu/entries.rs, tests/cpu/laws
 
 pub use crate::recurrent::{KLast, VLast};

@@ -3,7 +3,7 @@
 //! Grid     x = chunks of 2048 VECTORS bytes
 //! Threads  block 128; a thread owns VECTORS vectors of 16 bytes, 2048 bytes apart
 //! Cost     2 bytes moved per byte of state: what a perfect in-place kernel would take
-//! Truth    tests/device_contract.rs
+//! Truth    tests/gpu/device_contract.rs
 
 use crate::constants::constants;
 use crate::device::global::{load_state_b128, store_state_b128};
