@@ -127,11 +127,11 @@ fn doubles(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
 }
 
-fn rounding(dtype: DType) -> compare::DType {
+fn rounding(dtype: DType) -> tolerance::DType {
     match dtype {
-        DType::BF16 => compare::DType::Bf16,
-        DType::F16 => compare::DType::F16,
-        _ => compare::DType::F32,
+        DType::BF16 => tolerance::DType::Bf16,
+        DType::F16 => tolerance::DType::F16,
+        _ => tolerance::DType::F32,
     }
 }
 
@@ -516,9 +516,9 @@ impl Case {
         let per_token = self.way == Way::PerToken;
         // Inputs are rounded already; states are rounded to their dtype.
         let round_state = match self.state {
-            DType::BF16 => |s| compare::DType::Bf16.round_state(s),
-            DType::F16 => |s| compare::DType::F16.round_state(s),
-            _ => |s| compare::DType::F32.round_state(s),
+            DType::BF16 => |s| tolerance::DType::Bf16.round_state(s),
+            DType::F16 => |s| tolerance::DType::F16.round_state(s),
+            _ => |s| tolerance::DType::F32.round_state(s),
         };
         let step = Recurrent {
             q: of_new(&q),
@@ -853,8 +853,8 @@ impl Waits {
         let empty = Vec::new();
         let unless_whole = |values| if case.whole { &empty } else { values };
         let round_state = match case.state {
-            DType::BF16 => |s| compare::DType::Bf16.round_state(s),
-            _ => |s| compare::DType::F32.round_state(s),
+            DType::BF16 => |s| tolerance::DType::Bf16.round_state(s),
+            _ => |s| tolerance::DType::F32.round_state(s),
         };
         let step = Recurrent {
             q: unless_whole(&q),

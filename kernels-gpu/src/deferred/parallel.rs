@@ -84,21 +84,8 @@ pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TIL
     row: Row,
     pending: impl FnOnce() -> (Pending, bool, A),
 ) {
-    const {
-        assert!(
-            B::K == 64 || B::K == 128,
-            "K: a team of lanes and a loader's turns are made for 64 and 128"
-        );
-        assert!(
-            TILES16 == 1 || TILES16 == 2,
-            "a warp's values of 8 tokens are one to a lane"
-        );
-        assert!(
-            B::V.is_multiple_of(B::WARPS * B::ROWS),
-            "whole tiles of rows of S"
-        );
-        assert!(MAX_PENDING_DRAFTS == MOST_PENDING && MOST_PENDING == 2 * TOKENS);
-    }
+    const { recurrent::check::<B>(TILES16) };
+    const { assert!(MAX_PENDING_DRAFTS == MOST_PENDING && MOST_PENDING == 2 * TOKENS) };
     // Whose states are bf16.
     let c = StepConstants { state_f16: 0, ..c };
     let step = &params.layer.step;

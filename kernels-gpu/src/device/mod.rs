@@ -73,6 +73,23 @@ macro_rules! call {
     }};
 }
 
+/// Makes a load and a store of each type of value, which rely on the same `$promise` of an address.
+macro_rules! accesses {
+    ($address:ty, $promise:literal; $(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
+        #[$doc]
+        ///
+        /// # Safety
+        #[doc = $promise]
+        pub unsafe fn $load(address: $address) -> $t;
+
+        #[$store_doc]
+        ///
+        /// # Safety
+        #[doc = $promise]
+        pub unsafe fn $store(address: $address, value: $t);
+    })*};
+}
+
 /// The position of a thread in the grid, and barriers of its block.
 pub mod thread {
     use super::backend;
@@ -342,23 +359,8 @@ pub mod global {
         pub unsafe fn prefetch_bulk(address: u64, bytes: u32);
     }
 
-    macro_rules! accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
-            #[$doc]
-            ///
-            /// # Safety
-            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
-            pub unsafe fn $load(address: u64) -> $t;
-
-            #[$store_doc]
-            ///
-            /// # Safety
-            /// `address` is a global-memory address, aligned to the access, of memory valid for it.
-            pub unsafe fn $store(address: u64, value: $t);
-        })*};
-    }
-
     accesses! {
+        u64, "`address` is a global-memory address, aligned to the access, of memory valid for it.";
         /// Two bytes that nobody writes during the launch.
         load_b16 / /// Stores two bytes.
         store_b16: u16;
@@ -417,23 +419,8 @@ pub mod shared {
         pub fn dynamic_shared_mem() -> u32;
     }
 
-    macro_rules! accesses {
-        ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
-            #[$doc]
-            ///
-            /// # Safety
-            /// `address` lies in the block's shared memory and is aligned to the access.
-            pub unsafe fn $load(address: u32) -> $t;
-
-            #[$store_doc]
-            ///
-            /// # Safety
-            /// `address` lies in the block's shared memory and is aligned to the access.
-            pub unsafe fn $store(address: u32, value: $t);
-        })*};
-    }
-
     accesses! {
+        u32, "`address` lies in the block's shared memory and is aligned to the access.";
         /// Loads two bytes.
         load_shared_b16 / /// Stores two bytes.
         store_shared_b16: u16;

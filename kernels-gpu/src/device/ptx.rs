@@ -214,27 +214,64 @@ pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
     };
 }
 
-#[inline(always)]
-pub fn let_next_begin() {
-    // SAFETY: signals that the next launch may begin.
-    unsafe {
-        asm!(
-            "GD_SM90 griddepcontrol.launch_dependents;",
-            options(nostack)
-        )
-    };
+/// Functions of one or several instructions without a result.
+macro_rules! effects {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty, $class:ident);*) = $($op:literal)*;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name($($argument: $type),*) {
+            // SAFETY: it says, orders or waits; that it comes in turn is the kernel's duty (the simulator).
+            unsafe { asm!($($op,)* $($argument = in($class) $argument,)* options(nostack)) };
+        }
+    )*};
+    ($($(#[$doc:meta])* unsafe $name:ident($($argument:ident: $type:ty, $class:ident);*) = $($op:literal)*;)*) => {$(
+        $(#[$doc])*
+        #[inline(always)]
+        pub unsafe fn $name($($argument: $type),*) {
+            // SAFETY: the caller's promise.
+            unsafe { asm!($($op,)* $($argument = in($class) $argument,)* options(nostack)) };
+        }
+    )*};
 }
 
-#[inline(always)]
-pub fn wait_for_previous() {
-    // SAFETY: waits.
-    unsafe { asm!("GD_SM90 griddepcontrol.wait;", options(nostack)) };
+effects! {
+    let_next_begin() = "GD_SM90 griddepcontrol.launch_dependents;";
+    wait_for_previous() = "GD_SM90 griddepcontrol.wait;";
+    fence_shared() = "GD_SM90 fence.proxy.async.shared::cta;";
+    copy_async_commit() = "cp.async.commit_group;";
+    store_bulk_wait() = "GD_SM90 cp.async.bulk.wait_group.read 0;";
+    cluster_arrive_relaxed() = "barrier.cluster.arrive.relaxed;";
+    cluster_arrive() = "barrier.cluster.arrive.release;";
+    cluster_wait() = "barrier.cluster.wait.acquire;";
+    prefetch(address: u64, reg64) = "prefetch.global.L2 [{address}];";
 }
 
-#[inline(always)]
-pub fn fence_shared() {
-    // SAFETY: orders this thread's accesses.
-    unsafe { asm!("GD_SM90 fence.proxy.async.shared::cta;", options(nostack)) };
+effects! {
+    unsafe copy_async_b128(to: u32, reg32; from: u64, reg64) = "cp.async.cg.shared.global [{to}], [{from}], 16;";
+    unsafe prefetch_bulk(address: u64, reg64; bytes: u32, reg32) =
+        "GD_SM90 cp.async.bulk.prefetch.L2.global [{address}], {bytes};";
+    unsafe open_counter(counter: u32, reg32; threads: u32, reg32) =
+        "mbarrier.init.shared.b64 [{counter}], {threads};"
+        "GD_SM90 fence.mbarrier_init.release.cluster;";
+    unsafe arrive_at_counter(counter: u32, reg32) = "mbarrier.arrive.shared.b64 _, [{counter}];";
+    unsafe arrive_at_counter_behind_copies(counter: u32, reg32) = "cp.async.mbarrier.arrive.noinc.shared.b64 [{counter}];";
+    unsafe copy_bulk(to: u32, reg32; from: u64, reg64; bytes: u32, reg32; counter: u32, reg32) =
+        "GD_SM90 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{counter}], {bytes};"
+        "GD_SM90 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{counter}];";
+    unsafe copy_bulk_commit(counter: u32, reg32) = "mbarrier.arrive.shared.b64 _, [{counter}];";
+    unsafe store_bulk(to: u64, reg64; from: u32, reg32; bytes: u32, reg32) =
+        "GD_SM90 cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};"
+        "GD_SM90 cp.async.bulk.commit_group;";
+    /// The fence makes the mailbox known to the cluster with a relaxed arrival.
+    unsafe open_mailbox(mailbox: u32, reg32; bytes: u32, reg32) =
+        "mbarrier.init.shared.b64 [{mailbox}], 1;"
+        "fence.mbarrier_init.release.cluster;"
+        "mbarrier.arrive.expect_tx.shared.b64 _, [{mailbox}], {bytes};";
+    unsafe send_b32(address: u32, reg32; rank: u32, reg32; value: u32, reg32; mailbox: u32, reg32) =
+        "{{ .reg .b32 there, mailbox;"
+        "mapa.shared::cluster.u32 there, {address}, {rank};"
+        "mapa.shared::cluster.u32 mailbox, {mailbox}, {rank};"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], {value}, [mailbox]; }}";
 }
 
 macro_rules! memory {
@@ -359,42 +396,33 @@ pub unsafe fn load_state_b128(address: u64, live: bool) -> [u32; 4] {
 }
 
 macro_rules! store_state {
-    ($op:literal, $address:ident, $class:ident, $list:literal, $($value:ident = $from:expr),*) => {
+    ($op:literal, $address:ident, $class:ident, $list:literal, $($value:ident)*) => {
         // SAFETY: the caller's promise.
         unsafe {
             asm!(concat!("st.global.L1::no_allocate", $op, " [{address}], ", $list, ";"),
-                address = in(reg64) $address, $($value = in($class) $from,)* options(nostack))
+                address = in(reg64) $address, $($value = in($class) $value,)* options(nostack))
         }
     };
 }
 
 #[inline(always)]
-pub unsafe fn store_state_b16(address: u64, value: u16) {
-    store_state!(".b16", address, reg16, "{x}", x = value);
+pub unsafe fn store_state_b16(address: u64, x: u16) {
+    store_state!(".b16", address, reg16, "{x}", x);
 }
 
 #[inline(always)]
-pub unsafe fn store_state_b32(address: u64, value: u32) {
-    store_state!(".b32", address, reg32, "{x}", x = value);
+pub unsafe fn store_state_b32(address: u64, x: u32) {
+    store_state!(".b32", address, reg32, "{x}", x);
 }
 
 #[inline(always)]
 pub unsafe fn store_state_b64(address: u64, [x, y]: [u32; 2]) {
-    store_state!(".v2.b32", address, reg32, "{{{x}, {y}}}", x = x, y = y);
+    store_state!(".v2.b32", address, reg32, "{{{x}, {y}}}", x y);
 }
 
 #[inline(always)]
 pub unsafe fn store_state_b128(address: u64, [x, y, z, w]: [u32; 4]) {
-    store_state!(
-        ".v4.b32",
-        address,
-        reg32,
-        "{{{x}, {y}, {z}, {w}}}",
-        x = x,
-        y = y,
-        z = z,
-        w = w
-    );
+    store_state!(".v4.b32", address, reg32, "{{{x}, {y}, {z}, {w}}}", x y z w);
 }
 
 #[inline(always)]
@@ -424,14 +452,6 @@ pub fn leave_registers<const REGISTERS: u32>() {
 }
 
 #[inline(always)]
-pub unsafe fn copy_async_b128(shared_address: u32, global_address: u64) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!("cp.async.cg.shared.global [{}], [{}], 16;", in(reg32) shared_address, in(reg64) global_address, options(nostack))
-    };
-}
-
-#[inline(always)]
 pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64, is_there: bool) {
     let bytes = 16 * is_there as u32;
     // SAFETY: the caller's promise; with 0 source bytes nothing is read.
@@ -442,93 +462,33 @@ pub unsafe fn copy_async_b128_or_zeros(shared_address: u32, global_address: u64,
 }
 
 #[inline(always)]
-pub fn copy_async_commit() {
-    // SAFETY: closes this thread's group of copies.
-    unsafe { asm!("cp.async.commit_group;", options(nostack)) };
-}
-
-#[inline(always)]
 pub fn copy_async_wait<const PENDING: u32>() {
     // SAFETY: waits for this thread's own copies.
     unsafe { asm!("cp.async.wait_group {};", const PENDING, options(nostack)) };
 }
 
-macro_rules! cluster_barrier {
-    ($($name:ident = $op:literal;)*) => {$(
-        #[inline(always)]
-        pub fn $name() {
-            // SAFETY: the kernel must ensure that a thread's arrivals and waits alternate (the simulator checks it).
-            unsafe { asm!($op, options(nostack)) };
-        }
-    )*};
-}
-
-cluster_barrier! {
-    cluster_arrive_relaxed = "barrier.cluster.arrive.relaxed;";
-    cluster_arrive = "barrier.cluster.arrive.release;";
-    cluster_wait = "barrier.cluster.wait.acquire;";
-}
-
 macro_rules! store_shared_at {
-    ($op:literal, $address:ident, $rank:ident, $list:literal, $($value:ident = $from:expr),*) => {
+    ($op:literal, $address:ident, $rank:ident, $list:literal, $($value:ident)*) => {
         // SAFETY: the caller's promise.
         unsafe {
             asm!(
                 "{{ .reg .b32 there;",
                 "mapa.shared::cluster.u32 there, {address}, {rank};",
                 concat!("st.shared::cluster", $op, " [there], ", $list, "; }}"),
-                address = in(reg32) $address, rank = in(reg32) $rank, $($value = in(reg32) $from,)* options(nostack)
+                address = in(reg32) $address, rank = in(reg32) $rank, $($value = in(reg32) $value,)* options(nostack)
             )
         }
     };
 }
 
 #[inline(always)]
-pub unsafe fn store_shared_b32_at(address: u32, rank: u32, value: u32) {
-    store_shared_at!(".b32", address, rank, "{x}", x = value);
+pub unsafe fn store_shared_b32_at(address: u32, rank: u32, x: u32) {
+    store_shared_at!(".b32", address, rank, "{x}", x);
 }
 
 #[inline(always)]
 pub unsafe fn store_shared_b128_at(address: u32, rank: u32, [x, y, z, w]: [u32; 4]) {
-    store_shared_at!(
-        ".v4.b32",
-        address,
-        rank,
-        "{{{x}, {y}, {z}, {w}}}",
-        x = x,
-        y = y,
-        z = z,
-        w = w
-    );
-}
-
-/// The fence makes the initialized mailbox visible to the cluster after a relaxed arrival.
-#[inline(always)]
-pub unsafe fn open_mailbox(mailbox: u32, bytes: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "mbarrier.init.shared.b64 [{mailbox}], 1;",
-            "fence.mbarrier_init.release.cluster;",
-            "mbarrier.arrive.expect_tx.shared.b64 _, [{mailbox}], {bytes};",
-            mailbox = in(reg32) mailbox, bytes = in(reg32) bytes, options(nostack)
-        )
-    };
-}
-
-#[inline(always)]
-pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "{{ .reg .b32 there, mailbox;",
-            "mapa.shared::cluster.u32 there, {address}, {rank};",
-            "mapa.shared::cluster.u32 mailbox, {mailbox}, {rank};",
-            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], {value}, [mailbox]; }}",
-            address = in(reg32) address, rank = in(reg32) rank, value = in(reg32) value,
-            mailbox = in(reg32) mailbox, options(nostack)
-        )
-    };
+    store_shared_at!(".v4.b32", address, rank, "{{{x}, {y}, {z}, {w}}}", x y z w);
 }
 
 /// The loop is inside the `asm!`: its label is local to the braces, however often it is inlined. The wait acquires at block
@@ -548,90 +508,12 @@ pub unsafe fn wait_mailbox(mailbox: u32) {
 }
 
 #[inline(always)]
-pub fn prefetch(address: u64) {
-    // SAFETY: it accesses nothing.
-    unsafe { asm!("prefetch.global.L2 [{}];", in(reg64) address, options(nostack)) };
-}
-
-#[inline(always)]
-pub unsafe fn prefetch_bulk(address: u64, bytes: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!("GD_SM90 cp.async.bulk.prefetch.L2.global [{}], {};", in(reg64) address, in(reg32) bytes, options(nostack))
-    };
-}
-
-#[inline(always)]
-pub unsafe fn open_counter(counter: u32, threads: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "mbarrier.init.shared.b64 [{}], {};",
-            "GD_SM90 fence.mbarrier_init.release.cluster;",
-            in(reg32) counter, in(reg32) threads, options(nostack)
-        )
-    };
-}
-
-#[inline(always)]
-pub unsafe fn arrive_at_counter(counter: u32) {
-    // SAFETY: the caller's promise.
-    unsafe { asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) counter, options(nostack)) };
-}
-
-#[inline(always)]
-pub unsafe fn arrive_at_counter_behind_copies(counter: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!("cp.async.mbarrier.arrive.noinc.shared.b64 [{}];", in(reg32) counter, options(nostack))
-    };
-}
-
-#[inline(always)]
 pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
     // SAFETY: the caller's promise.
     unsafe { copy_bulk_wait(counter, phase) }
 }
 
-#[inline(always)]
-pub unsafe fn copy_bulk(shared_address: u32, global_address: u64, bytes: u32, counter: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "GD_SM90 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [{counter}], {bytes};",
-            "GD_SM90 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{to}], [{from}], {bytes}, [{counter}];",
-            to = in(reg32) shared_address, from = in(reg64) global_address, bytes = in(reg32) bytes,
-            counter = in(reg32) counter, options(nostack)
-        )
-    };
-}
-
-#[inline(always)]
-pub unsafe fn store_bulk(global_address: u64, shared_address: u32, bytes: u32) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        asm!(
-            "GD_SM90 cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};",
-            "GD_SM90 cp.async.bulk.commit_group;",
-            to = in(reg64) global_address, from = in(reg32) shared_address, bytes = in(reg32) bytes,
-            options(nostack)
-        )
-    };
-}
-
-#[inline(always)]
-pub fn store_bulk_wait() {
-    // SAFETY: waits.
-    unsafe { asm!("GD_SM90 cp.async.bulk.wait_group.read 0;", options(nostack)) };
-}
-
-#[inline(always)]
-pub unsafe fn copy_bulk_commit(counter: u32) {
-    // SAFETY: the caller's promise.
-    unsafe { asm!("mbarrier.arrive.shared.b64 _, [{}];", in(reg32) counter, options(nostack)) };
-}
-
-/// The loop is inside the `asm!`, as in [`wait_mailbox`].
+/// The loop is within the `asm!`, as [`wait_mailbox`]'s.
 #[allow(named_asm_labels)]
 #[inline(always)]
 pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {
@@ -666,23 +548,30 @@ pub fn maximum(a: f32, b: f32) -> f32 {
     unsafe { llvm_maximum(a, b) }
 }
 
-macro_rules! unary {
-    ($($name:ident = $op:literal;)*) => {$(
+macro_rules! arithmetic {
+    ($($name:ident($($argument:ident: $type:ty, $class:ident);*) -> $result:ty = $op:literal;)*) => {$(
         #[inline(always)]
-        pub fn $name(x: f32) -> f32 {
-            let y: f32;
+        pub fn $name($($argument: $type),*) -> $result {
+            let result: $result;
             // SAFETY: arithmetic.
-            unsafe { asm!(concat!($op, " {}, {};"), out(reg32) y, in(reg32) x, options(pure, nomem, nostack)) };
-            y
+            unsafe {
+                asm!(concat!($op, " {result}", $(", {", stringify!($argument), "}",)* ";"),
+                    result = out(reg32) result, $($argument = in($class) $argument,)* options(pure, nomem, nostack))
+            };
+            result
         }
     )*};
 }
 
-unary! {
-    exp2 = "ex2.approx.ftz.f32";
-    log2 = "lg2.approx.ftz.f32";
-    reciprocal = "rcp.approx.ftz.f32";
-    rsqrt = "rsqrt.approx.ftz.f32";
+arithmetic! {
+    exp2(x: f32, reg32) -> f32 = "ex2.approx.ftz.f32";
+    log2(x: f32, reg32) -> f32 = "lg2.approx.ftz.f32";
+    reciprocal(x: f32, reg32) -> f32 = "rcp.approx.ftz.f32";
+    rsqrt(x: f32, reg32) -> f32 = "rsqrt.approx.ftz.f32";
+    multiply_f16x2(a: u32, reg32; b: u32, reg32) -> u32 = "mul.rn.f16x2";
+    add_f16x2(a: u32, reg32; b: u32, reg32) -> u32 = "add.rn.f16x2";
+    fma_f16x2(a: u32, reg32; b: u32, reg32; c: u32, reg32) -> u32 = "fma.rn.f16x2";
+    f16_to_f32(bits: u16, reg16) -> f32 = "cvt.f32.f16";
 }
 
 macro_rules! pack {
@@ -747,39 +636,6 @@ pub fn b16x2_to_f32(word: u32, is_f16: bool) -> [f32; 2] {
 }
 
 #[inline(always)]
-pub fn multiply_f16x2(a: u32, b: u32) -> u32 {
-    let product: u32;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("mul.rn.f16x2 {}, {}, {};", out(reg32) product, in(reg32) a, in(reg32) b,
-            options(pure, nomem, nostack))
-    };
-    product
-}
-
-#[inline(always)]
-pub fn add_f16x2(a: u32, b: u32) -> u32 {
-    let sum: u32;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("add.rn.f16x2 {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b,
-            options(pure, nomem, nostack))
-    };
-    sum
-}
-
-#[inline(always)]
-pub fn fma_f16x2(a: u32, b: u32, c: u32) -> u32 {
-    let sum: u32;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("fma.rn.f16x2 {}, {}, {}, {};", out(reg32) sum, in(reg32) a, in(reg32) b, in(reg32) c,
-            options(pure, nomem, nostack))
-    };
-    sum
-}
-
-#[inline(always)]
 pub fn larger_f16x2(a: u32, b: u32) -> u32 {
     let larger: u32;
     // SAFETY: arithmetic.
@@ -791,17 +647,7 @@ pub fn larger_f16x2(a: u32, b: u32) -> u32 {
     larger
 }
 
-#[inline(always)]
-pub fn f16_to_f32(bits: u16) -> f32 {
-    let value: f32;
-    // SAFETY: arithmetic.
-    unsafe {
-        asm!("cvt.f32.f16 {}, {};", out(reg32) value, in(reg16) bits, options(pure, nomem, nostack))
-    };
-    value
-}
-
-/// Reads a number that the host writes into the PTX text before the driver compiles it.
+/// A number that the host writes into the PTX text before the driver compiles it.
 macro_rules! load_time_constant {
     ($symbol:expr) => {{
         let value: u32;

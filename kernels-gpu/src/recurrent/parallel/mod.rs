@@ -83,6 +83,22 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
     }
 }
 
+/// Stops the compiler where a warp of the block does not have whole tiles, or its lanes whole tokens.
+pub(crate) const fn check<B: Block>(tiles16: usize) {
+    assert!(
+        B::K == 64 || B::K == 128,
+        "K: a team of lanes and a loader's turns are made for 64 and 128"
+    );
+    assert!(
+        tiles16 == 1 || tiles16 == 2,
+        "a warp's values of 8 tokens are one to a lane"
+    );
+    assert!(
+        B::V.is_multiple_of(B::WARPS * B::ROWS),
+        "whole tiles of rows of S"
+    );
+}
+
 /// The body.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
@@ -91,19 +107,8 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     row: Row,
     around: A,
 ) {
+    const { check::<B>(TILES16) };
     const {
-        assert!(
-            B::K == 64 || B::K == 128,
-            "K: a team of lanes and a loader's turns are made for 64 and 128"
-        );
-        assert!(
-            TILES16 == 1 || TILES16 == 2,
-            "a warp's values of 8 tokens are one to a lane"
-        );
-        assert!(
-            B::V.is_multiple_of(B::WARPS * B::ROWS),
-            "whole tiles of rows of S"
-        );
         assert!(
             !A::TAKES_SETS || TILES16 == 1,
             "a warp's zeros of 16 tokens are one to a lane"
