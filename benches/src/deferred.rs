@@ -46,9 +46,9 @@ pub enum Count {
     /// All counts from one flush to the next, each in as many rows; launches take all of them in turn.
     Cycle,
     /// Counts with which no row flushes.
-    NeverFold,
+    NeverFlushes,
     /// The count with which all rows flush.
-    AlwaysFold,
+    AlwaysFlushes,
 }
 
 /// New tokens of a step, and how they are computed and kept.
@@ -101,18 +101,23 @@ impl Drafts {
         match count {
             Count::Today => vec![0],
             Count::Cycle => cycle,
-            Count::NeverFold if self.kept == 1 => (0..self.most).collect(),
-            Count::NeverFold => {
+            Count::NeverFlushes if self.kept == 1 => (0..self.most).collect(),
+            Count::NeverFlushes => {
                 cycle.pop();
                 cycle
             }
-            Count::AlwaysFold => cycle.split_off(cycle.len() - 1),
+            Count::AlwaysFlushes => cycle.split_off(cycle.len() - 1),
         }
     }
 }
 
 impl Count {
-    const ALL: [Self; 4] = [Self::Today, Self::Cycle, Self::NeverFold, Self::AlwaysFold];
+    const ALL: [Self; 4] = [
+        Self::Today,
+        Self::Cycle,
+        Self::NeverFlushes,
+        Self::AlwaysFlushes,
+    ];
 
     /// Name in a table.
     #[must_use]
@@ -120,8 +125,8 @@ impl Count {
         match self {
             Self::Today => "every step writes",
             Self::Cycle => "whole cycles",
-            Self::NeverFold => "never flushes",
-            Self::AlwaysFold => "always flushes",
+            Self::NeverFlushes => "never flushes",
+            Self::AlwaysFlushes => "always flushes",
         }
     }
 }

@@ -104,9 +104,9 @@ fn bytes_of_layer_drafts_are_those_of_windows_that_wait() {
         2 * state + read + written_window + previous
     );
     let of_pending = |pending: usize| (pending + tokens) * entry + tokens * inputs;
-    assert_eq!(of(Count::NeverFold), state + read + of_pending(8));
+    assert_eq!(of(Count::NeverFlushes), state + read + of_pending(8));
     assert_eq!(
-        of(Count::AlwaysFold),
+        of(Count::AlwaysFlushes),
         2 * state + read + written_window + of_pending(16)
     );
 }
@@ -165,8 +165,8 @@ fn check(rows: &[Row]) {
     let [today, cycle, never, always] = [
         Count::Today,
         Count::Cycle,
-        Count::NeverFold,
-        Count::AlwaysFold,
+        Count::NeverFlushes,
+        Count::AlwaysFlushes,
     ]
     .map(of);
     assert!(today.error_state > 0.0 && cycle.error_state > 0.0 && always.error_state > 0.0);

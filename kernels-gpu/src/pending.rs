@@ -21,7 +21,7 @@ pub const MAX_PENDING_DRAFTS: u32 = 16;
 
 /// Whether a step of `tokens` tokens first flushes a row that has `pending` pending tokens, of at most `most`.
 #[must_use]
-pub const fn folds(pending: u32, tokens: u32, most: u32) -> bool {
+pub const fn flushes(pending: u32, tokens: u32, most: u32) -> bool {
     pending.saturating_add(tokens) > most
 }
 
@@ -85,8 +85,8 @@ impl Pending {
 
     /// Whether a launch flushes the row; a `Flush` (a launch of no tokens) flushes every row with pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn folds(&self, c: &StepConstants) -> bool {
-        self.len > 0 && (c.tokens == 0 || folds(self.len, c.tokens, c.pending))
+    pub fn flushes(&self, c: &StepConstants) -> bool {
+        self.len > 0 && (c.tokens == 0 || flushes(self.len, c.tokens, c.pending))
     }
 }
 
@@ -106,14 +106,14 @@ pub struct InputRing {
 }
 
 impl InputRing {
-    /// The ring for heads with K keys and V values; `folds`: whether the launch flushes the row.
+    /// The ring for heads with K keys and V values; `flushes`: whether the launch flushes the row.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub fn new(
         c: &StepConstants,
         params: &DeferredParams,
         pending: &Pending,
         [k, v]: [u32; 2],
-        folds: bool,
+        flushes: bool,
     ) -> Self {
         let bytes = bytes_of(c.x_element) as u64;
         let slot = pending.slot as u32 as u64 * c.inputs_slot as u64;
@@ -124,7 +124,7 @@ impl InputRing {
             entries: c.ring,
             len: pending.len,
             live: pending.live,
-            moves: folds || pending.fresh,
+            moves: flushes || pending.fresh,
         }
     }
 

@@ -17,7 +17,7 @@ use crate::math::elements::{self, Raw, load, load_one};
 use crate::math::gate;
 use crate::math::range::tame;
 use crate::math::reduce::{butterfly_scatter, butterfly_sum, dot};
-use crate::pending::{MAX_PENDING, Pending, Ring, folds};
+use crate::pending::{MAX_PENDING, Pending, Ring, flushes};
 use crate::recurrent::gates::LaneGates;
 use crate::recurrent::klast::{load_channels, norms, store_channels};
 use crate::recurrent::prepared::bytes_of_channels;
@@ -126,7 +126,7 @@ impl<
     /// (6) The states of the group's rows after the first `len` pending tokens. [`Self::decay_keys`] has stored the keys at
     /// `smem` and returned Γ; lane j has u of pending token j for these rows. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) unsafe fn fold(
+    pub(super) unsafe fn flush(
         c: &StepConstants,
         (smem, decay, update): (u32, [f32; 8], Raw<ROWS>),
         len: u32,
@@ -430,9 +430,9 @@ impl<
             let wide_state = c.wide_state != 0;
             let head =
                 Head::of_slot::<S>(step.read_pool, pending.slot, c.read_slot, head, wide_state);
-            let must_fold =
-                pending.len > 0 && (c.tokens == 0 || folds(pending.len, c.tokens, c.pending));
-            if c.tokens == 0 && !must_fold {
+            let must_flush =
+                pending.len > 0 && (c.tokens == 0 || flushes(pending.len, c.tokens, c.pending));
+            if c.tokens == 0 && !must_flush {
                 return;
             }
             let mut raw = [[0; 8]; ROWS];
@@ -442,19 +442,19 @@ impl<
             });
             let (smem, log_decays) = (dynamic_shared_mem(), dynamic_shared_mem() + Self::BYTES);
             let mut lane = Self::load_lane(&c, ring, pending.len, (share, group, first));
-            if must_fold {
+            if must_flush {
                 let at = (share, group);
                 let decay = Self::decay_keys(&c, (smem, log_decays, &lane), pending.len, at);
-                raw = Self::fold(&c, (smem, decay, lane.update), pending.len, raw, at);
+                raw = Self::flush(&c, (smem, decay, lane.update), pending.len, raw, at);
                 lane = Lane::NONE;
             }
-            if must_fold || (pending.live && pending.fresh) {
+            if must_flush || (pending.live && pending.fresh) {
                 each!(r in 0..ROWS => head.store::<S>(share, first + r as u32, raw[r]));
             }
             if c.tokens == 0 {
                 return;
             }
-            let ahead = if must_fold { 0 } else { pending.len };
+            let ahead = if must_flush { 0 } else { pending.len };
             let tokens = Tokens::new(&c, step, row);
             let load_token = || {
                 (

@@ -72,9 +72,9 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
             };
             run::<Self, _, TILES16>(inner, params, row, || {
                 let mut pending = Pending::load(&c, params, row.b);
-                let folds = pending.folds(&c);
+                let flushes = pending.flushes(&c);
                 let rings = Rings {
-                    inputs: InputRing::new(&c, params, &pending, [K, V], folds),
+                    inputs: InputRing::new(&c, params, &pending, [K, V], flushes),
                     keys: Ring::of(
                         &c,
                         params,
@@ -87,7 +87,7 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
                 let layer = Layer::<Self, Rings, true>::new(&c, &params.layer, row, rings);
                 pending.live &= layer.is_live();
                 layer.open_mailboxes(&c);
-                (pending, folds, layer)
+                (pending, flushes, layer)
             });
         }
     }

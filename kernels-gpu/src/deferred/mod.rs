@@ -12,7 +12,7 @@
 mod klast;
 mod layer_parallel;
 mod parallel;
-mod waiting;
+mod ring_products;
 mod whole_klast;
 
 pub use klast::KLast;
@@ -20,4 +20,4 @@ pub use layer_parallel::LayerParallel;
 pub use parallel::Parallel;
 pub use whole_klast::WholeKLast;
 
-pub use crate::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, folds};
+pub use crate::pending::{MAX_PENDING, MAX_PENDING_DRAFTS, flushes};

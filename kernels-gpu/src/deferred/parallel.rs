@@ -1,12 +1,12 @@
 //! Drafts on K-last states that wait, all at once on the tensor cores; steps are those of the operator's header.
 //!
 //! The new tokens are [`crate::recurrent::Parallel`]'s, solved among themselves, with other products of S: those of the state
-//! as it is, and what the pending tokens add to them, a product of 16 columns of u with 16 rows of weights. A row that folds
+//! as it is, and what the pending tokens add to them, a product of 16 columns of u with 16 rows of weights. A row that flushes
 //! puts these into the state first, fragment by fragment, in shared memory and in its slot.
 
 use core::marker::PhantomData;
 
-use super::waiting;
+use super::ring_products;
 use crate::constants::Element;
 use crate::device::shared::copy_async_wait;
 use crate::device::thread::thread_idx_x;
@@ -25,7 +25,7 @@ use crate::recurrent::tokens::Tokens;
 use crate::row::Row;
 use crate::state::{B16, Head};
 use crate::step::{DeferredParams, StepConstants};
-use waiting::{Fold, LogDecays, RawLogDecay, halves, weigh};
+use ring_products::{Flush, LogDecays, RawLogDecay, halves, weigh};
 
 const F32: u32 = Element::F32 as u32;
 
@@ -70,12 +70,12 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
         run::<Self, _, TILES16>(c, params, row, || {
             let pending = Pending::load(&c, params, row.b);
             let around = Plain(Slots::of(pending.slot, pending.fresh));
-            (pending, pending.folds(&c), around)
+            (pending, pending.flushes(&c), around)
         });
     }
 }
 
-/// The body. `pending` returns the pending tokens of the row, whether the launch folds them, and its [`Around`]. It is called late: after
+/// The body. `pending` returns the pending tokens of the row, whether the launch flushes them, and its [`Around`]. It is called late: after
 /// all loads have been issued that do not depend on the number of pending tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TILES16: usize>(
@@ -90,7 +90,7 @@ pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TIL
     let c = StepConstants { state_f16: 0, ..c };
     let step = &params.layer.step;
     let tokens = Tokens::new(&c, step, row);
-    let new = |pending, folds, around| DeferredStep {
+    let new = |pending, flushes, around| DeferredStep {
         ring: Ring::of(
             &c,
             params,
@@ -108,17 +108,17 @@ pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TIL
             around,
         },
         pending,
-        folds,
+        flushes,
     };
     if thread_idx_x() / 32 == B::WARPS {
         let gates = GateInputs::load::<B>(&c, step, row, &tokens, tokens.count);
-        let (pending, folds, around) = pending();
-        new(pending, folds, around).solve::<B, TILES16>(gates);
+        let (pending, flushes, around) = pending();
+        new(pending, flushes, around).solve::<B, TILES16>(gates);
     } else {
         let worker = Worker::<B, TILES16>::new(&c, row.tile);
         let inputs = worker.load_inputs(Set::New, &tokens, tokens.count, A::makes(&c));
-        let (pending, folds, around) = pending();
-        new(pending, folds, around).work::<B, TILES16>(worker, inputs);
+        let (pending, flushes, around) = pending();
+        new(pending, flushes, around).work::<B, TILES16>(worker, inputs);
     }
 }
 
@@ -127,14 +127,14 @@ struct DeferredStep<'a, A> {
     step: recurrent::RowStep<'a, A>,
     pending: Pending,
     ring: Ring,
-    folds: bool,
+    flushes: bool,
 }
 
 impl<A> DeferredStep<'_, A> {
     /// Pending tokens that are not in the state when the new ones come.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ahead(&self) -> u32 {
-        if self.folds { 0 } else { self.pending.len }
+        if self.flushes { 0 } else { self.pending.len }
     }
 
     /// Whether this block leaves what all tiles of a value head have.
@@ -200,7 +200,7 @@ impl<A> DeferredStep<'_, A> {
         let (step, pending) = (&self.step, &self.pending);
         let (c, tokens, row) = (&step.c, &step.tokens, step.row);
         let made = A::makes(c);
-        if c.tokens == 0 && !self.folds {
+        if c.tokens == 0 && !self.flushes {
             return;
         }
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
@@ -272,15 +272,15 @@ impl<A> DeferredStep<'_, A> {
                 half += 1;
             }
             meeting::workers::<B>();
-            if self.folds || (pending.fresh && c.tokens != 0) {
-                let fold = if self.folds {
+            if self.flushes || (pending.fresh && c.tokens != 0) {
+                let flush = if self.flushes {
                     let keys = self.pending_keys::<B>();
                     let place = (self.ring, pending.len);
-                    Some(Fold::new(&worker, place, keys, &log_decays))
+                    Some(Flush::new(&worker, place, keys, &log_decays))
                 } else {
                     None
                 };
-                worker.store_folded(&fold, head);
+                worker.store_flushed(&flush, head);
             }
             if c.tokens == 0 {
                 return;

@@ -12,7 +12,7 @@ use crate::layer::{Ahead, Place, Slices, Whole, description, finish, position, s
 use crate::math::delta_rule::Factors;
 use crate::math::each::each;
 use crate::math::elements::{Raw, load};
-use crate::pending::{Pending, Ring, folds};
+use crate::pending::{Pending, Ring, flushes};
 use crate::recurrent::gates::RawGates;
 use crate::recurrent::klast::{load_channels, load_parts, normable};
 use crate::recurrent::tokens::Decays;
@@ -156,7 +156,7 @@ impl<
             let place = Place::load(&c, layer, row.b);
             let pending = Pending::load(&c, params, row.b);
             let live = place.live() && pending.live;
-            let must_fold = pending.len > 0 && folds(pending.len, c.tokens, c.pending);
+            let must_flush = pending.len > 0 && flushes(pending.len, c.tokens, c.pending);
             let ring = |r: u32| {
                 let own = row.with_head(&c, r);
                 Ring::of(&c, params, pending, own, [K, V], (F32, G::per_channel(&c)))
@@ -189,10 +189,10 @@ impl<
             let [k] = load_parts(smem + Self::KEYS, share);
             let [q] = load_parts(smem + Self::Q, share);
             let (([k], [q]), norms) = normable(&c, ([k], [q]), Self::LANES); // (1)
-            let ahead = if must_fold { 0 } else { pending.len };
+            let ahead = if must_flush { 0 } else { pending.len };
             let scale_of_q = f32::from_bits(c.scale);
             let mut factors = Factors::new(c.l2norm != 0, scale_of_q, norms, (1.0, 0.0));
-            let (mut decay, mut folding_decay) = ([0.0; 8], [0.0; 8]);
+            let (mut decay, mut flush_decay) = ([0.0; 8], [0.0; 8]);
             // One loop over all heads' slices, which is not unrolled: docs/compiler.md.
             s = 0;
             while s < slices {
@@ -230,8 +230,8 @@ impl<
                         (&k, &log_decay),
                         (share, group),
                     );
-                    if must_fold {
-                        folding_decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::decay_keys(
+                    if must_flush {
+                        flush_decay = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::decay_keys(
                             &c,
                             (weights, log_decays, &lane),
                             pending.len,
@@ -257,17 +257,17 @@ impl<
                 let mut raw = copies
                     .read(s % DEPTH, share, state, first)
                     .map(|[fragment]| fragment);
-                if must_fold {
-                    raw = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::fold(
+                if must_flush {
+                    raw = Tile::<G, S, K, V, ROWS, VALUES, THREADS>::flush(
                         &c,
-                        (weights, of_channels(folding_decay), update),
+                        (weights, of_channels(flush_decay), update),
                         pending.len,
                         raw,
                         (share, group),
                     );
                     update = Raw([0; ROWS]);
                 }
-                if must_fold || pending.fresh {
+                if must_flush || pending.fresh {
                     each!(n in 0..ROWS => state.store::<S>(share, first + n as u32, raw[n]));
                 }
                 let with =

@@ -434,7 +434,7 @@ fn counts_go_round_the_ring() {
     for len in 0..=MAX_PENDING {
         for tokens in 1..=MAX_PENDING {
             for most in tokens.max(len)..=MAX_PENDING {
-                let kernels = gated_delta_kernels::deferred::folds;
+                let kernels = gated_delta_kernels::deferred::flushes;
                 let ring = Ring { most, entries: 20 };
                 let must = ring.flushes(len, tokens);
                 assert_eq!(must, kernels(len as u32, tokens as u32, most as u32));

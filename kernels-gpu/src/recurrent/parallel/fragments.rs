@@ -322,7 +322,7 @@ impl Steps {
 impl Split {
     /// S diag(decays) + Σ steps · kᵀ on one fragment of S in bf16, rounded. All lanes of the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn fold<const SETS: usize>(
+    pub fn flush<const SETS: usize>(
         state: Fragment,
         decays: [f32; 8],
         steps: [(Self, TokenFragment); SETS],

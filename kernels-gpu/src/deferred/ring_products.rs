@@ -145,7 +145,7 @@ pub fn halves(len: u32) -> u32 {
 }
 
 /// (6): operands of a flush, which adds pending tokens to a state.
-pub struct Fold<const TILES16: usize> {
+pub struct Flush<const TILES16: usize> {
     /// u as left factors of the products with k, of the first 8 tokens and of the later ones.
     steps: [[Split; TILES16]; 2],
     keys: [Tokens8; 2],
@@ -154,7 +154,7 @@ pub struct Fold<const TILES16: usize> {
     later: bool,
 }
 
-impl<const TILES16: usize> Fold<TILES16> {
+impl<const TILES16: usize> Flush<TILES16> {
     /// Loads u of the pending tokens as left factors of the products with their keys. With GDN u is multiplied by its decay;
     /// KDA's keys are already decayed in shared memory. All lanes of the warp call it.
     ///
@@ -199,9 +199,9 @@ impl<const TILES16: usize> Fold<TILES16> {
         let first = (self.steps[0][tile], self.keys[0].channels(fragment));
         if self.later {
             let later = (self.steps[1][tile], self.keys[1].channels(fragment));
-            Split::fold(state, decays, [first, later])
+            Split::flush(state, decays, [first, later])
         } else {
-            Split::fold(state, decays, [first])
+            Split::flush(state, decays, [first])
         }
     }
 }
@@ -456,16 +456,16 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
         });
     }
 
-    /// Stores S₀, flushed if `fold` is given, in global memory, and the rounded values in shared memory.
+    /// Stores S₀, flushed if `flush` is given, in global memory, and the rounded values in shared memory.
     ///
     /// # Safety
     /// The head is a live state, and the copy of S₀ to shared memory has been started.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_folded(&self, fold: &Option<Fold<TILES16>>, head: Head) {
+    pub unsafe fn store_flushed(&self, flush: &Option<Flush<TILES16>>, head: Head) {
         Self::wait_for_state();
         each!(fragment in 0..Self::FRAGMENTS => {
             each!(tile in 0..TILES16 => {
-                let next = self.fold_fragment(fold, tile, fragment);
+                let next = self.flushed_fragment(flush, tile, fragment);
                 self.store_fragment(head, tile, fragment, next);
             });
         });
@@ -474,21 +474,21 @@ impl<B: Block<State = B16>, const TILES16: usize> Worker<B, TILES16> {
     /// Flushes one fragment, and stores it in shared memory.
     ///
     /// # Safety
-    /// As for [`Self::store_folded`].
+    /// As for [`Self::store_flushed`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn fold_fragment(
+    unsafe fn flushed_fragment(
         &self,
-        fold: &Option<Fold<TILES16>>,
+        flush: &Option<Flush<TILES16>>,
         tile: usize,
         fragment: usize,
     ) -> Fragment {
         // SAFETY: the caller's promise; a lane reads only what it has stored itself.
         unsafe {
             let state = self.state(tile, fragment);
-            let Some(fold) = fold else {
+            let Some(flush) = flush else {
                 return state;
             };
-            let next = fold.fragment(tile, fragment, state);
+            let next = flush.fragment(tile, fragment, state);
             self.leave_fragment(tile, fragment, next);
             next
         }
