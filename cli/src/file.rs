@@ -214,6 +214,16 @@ fn problem(reader: &mut Reader, metadata: &Metadata) -> Result<Problem, Error> {
     }
     problem.add_workspace()?;
     problem.validate().map_err(of_file)?;
+    let has_all = !metadata.snapshots || problem.tensors.contains_key("snapshots");
+    if !has_all {
+        // The problem is whole, so that only its tokens are too many.
+        let many = gated_delta::Error::Range {
+            what: "T with snapshots",
+            wanted: format!("at most {MAX_TOKENS}"),
+            got: problem.max_tokens().to_string(),
+        };
+        return Err(of_file(many.into()));
+    }
     Ok(problem)
 }
 

@@ -844,6 +844,29 @@ fn snapshots_are_part_of_what_is_asked_for() {
     check(&contents.write(&folder, "in"), &["--backend", "sim"]).succeeds();
 }
 
+/// More than 16 tokens are a prefill, which keeps no state after each token.
+#[test]
+fn snapshots_of_a_prefill_are_refused() {
+    let folder = folder();
+    let tensors = [
+        ("q", &[1, 17, 1, 64][..]),
+        ("k", &[1, 17, 1, 64]),
+        ("v", &[1, 17, 1, 64]),
+        ("g", &[1, 17, 1]),
+        ("beta", &[1, 17, 1]),
+        ("state", &[1, 1, 64, 64]),
+    ];
+    let mut contents = Contents::default();
+    for (name, shape) in tensors {
+        contents = contents.with_floats(name, shape, &vec![0.0; shape.iter().product()]);
+    }
+    let contents = contents.with_metadata("op", "gdn_mtp");
+    check(&contents.write(&folder, "in"), &["--backend", "sim"]).succeeds();
+    let contents = contents.with_metadata("snapshots", "true");
+    let refused = "T with snapshots: wanted at most 16, got 17";
+    check(&contents.write(&folder, "in"), &["--backend", "sim"]).refused(refused);
+}
+
 /// New tokens of a resume, and of a step that flushes, start from the state as it is stored. Every fifth kind of problem is drawn once;
 /// `GATED_DELTA_DEPTH` multiplies the problems.
 #[test]
