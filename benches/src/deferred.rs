@@ -37,7 +37,7 @@ const ENTRIES: usize = 24;
 /// Largest relative errors: of o in bf16, and of f32 states. For bf16 states the first one counts.
 const ERRORS: [f64; 2] = [2.5e-3, 1e-5];
 
-/// Numbers of pending tokens in the rows of a launch.
+/// Numbers of pending tokens in the rows of a launch. Records say *fold* for a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Count {
@@ -46,8 +46,10 @@ pub enum Count {
     /// All counts from one flush to the next, each in as many rows; launches take all of them in turn.
     Cycle,
     /// Counts with which no row flushes.
+    #[serde(rename = "never_fold")]
     NeverFlushes,
     /// The count with which all rows flush.
+    #[serde(rename = "always_fold")]
     AlwaysFlushes,
 }
 
