@@ -280,6 +280,7 @@ impl Problem {
     fn name_of(&self, name: &'static str) -> &'static str {
         match (name, self.is_commit()) {
             ("pool", _) => "state",
+            ("read-only states", _) => "update_state = false",
             ("windows" | "windows of a flush", _) => "conv_state",
             ("window_snapshots", _) => "conv_snapshots",
             ("keys", _) => "pending.keys",

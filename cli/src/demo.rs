@@ -4,7 +4,6 @@
 mod session;
 
 use gated_delta::{DType, StateLayout};
-use gated_delta_harness::arguments::Operator;
 use gated_delta_reference::tolerance::DType as Stored;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -62,7 +61,7 @@ impl Demo {
         let (model, layer) = self.model.layer();
         let (batch, steps) = self.size(backend);
         let cases = [DType::F32, DType::Bf16];
-        let prompt = self.prompt(layer, batch, backend)?;
+        let prompt = self.prompt(batch, backend);
         let launches = usize::from(prompt.is_some()) + steps + Session::SPECULATIVE_LAUNCHES;
         let bar = ProgressBar::new((cases.len() * launches) as u64);
         if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} launches, {msg}") {
@@ -168,21 +167,16 @@ impl Demo {
         (self.batch.unwrap_or(batch), self.steps.unwrap_or(steps))
     }
 
-    /// Number of sequences with prompts, and tokens of each prompt; `None` if the layer has no prefill in the demo or none is wanted.
-    fn prompt(
-        &self,
-        layer: Layer,
-        batch: usize,
-        backend: &Backend,
-    ) -> Result<Option<[usize; 2]>, Error> {
-        if layer.gates.operator() == Operator::Kda || self.prompt == Some(0) {
-            return Ok(None);
+    /// Number of sequences with prompts, and tokens of each prompt; `None` if no prompt is wanted.
+    fn prompt(&self, batch: usize, backend: &Backend) -> Option<[usize; 2]> {
+        if self.prompt == Some(0) {
+            return None;
         }
         let (rows, tokens) = match backend {
             Backend::Simulator { .. } => (1, SIMULATED_PROMPT),
             _ => (batch, PROMPT),
         };
-        Ok(Some([rows, self.prompt.unwrap_or(tokens)]))
+        Some([rows, self.prompt.unwrap_or(tokens)])
     }
 
     /// Makes a line of the table.

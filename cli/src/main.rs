@@ -72,7 +72,7 @@ struct DemoArgs {
     /// Sequences [default: 8; fewer on the simulator]
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Option<u16>,
-    /// Tokens of each sequence's prompt, 0 for none; only GDN layers have prompts [default: 2048; less on the simulator, for one sequence]
+    /// Tokens of each sequence's prompt, 0 for none [default: 2048; less on the simulator, for one sequence]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=131072))]
     prompt: Option<u32>,
     /// Tokens to decode in each sequence [default: 32; less on the simulator]

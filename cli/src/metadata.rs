@@ -120,7 +120,7 @@ impl Metadata {
                 let activations = [("silu", Activation::Silu), ("none", Activation::None)];
                 self.conv_activation = Some(one_of(key, value, &activations)?);
             }
-            "norm_eps" => self.norm_eps = Some(number(key, value, EPS)?),
+            "norm_eps" => self.norm_eps = Some(held(key, value, EPS)?),
             "norm_activation" => {
                 let activations = [("silu", Activation::Silu), ("sigmoid", Activation::Sigmoid)];
                 self.norm_activation = Some(one_of(key, value, &activations)?);
@@ -139,7 +139,7 @@ impl Metadata {
             }
             "qk_l2norm" => options.qk_l2norm = flag(key, value)?,
             "update_state" => self.update_state = flag(key, value)?,
-            "scale" => options.scale = Some(number(key, value, "a number")?),
+            "scale" => options.scale = Some(held(key, value, "a number")?),
             "null_slot" => options.null_slot = Some(number(key, value, "a slot, 0 or more")?),
             "snapshots" => {
                 self.snapshots = flag(key, value)?;
@@ -177,7 +177,7 @@ impl Metadata {
                 };
                 self.gate = Some(one_of(key, value, gates)?);
             }
-            "lower_bound" => self.lower_bound = Some(number(key, value, "a number below 0")?),
+            "lower_bound" => self.lower_bound = Some(held(key, value, "a number below 0")?),
             "beta" => {
                 let betas = [("given", KdaBeta::Given), ("sigmoid", KdaBeta::Logit)];
                 self.beta = one_of(key, value, &betas)?;
@@ -325,4 +325,16 @@ fn number<T: FromStr<Err: Display>>(key: &str, value: &str, wanted: &str) -> Res
         .trim()
         .parse()
         .map_err(|error| format!("{key}: wanted {wanted}, got {value:?} ({error})"))
+}
+
+/// A number that f32 holds: neither infinite nor 0 unless `value` is.
+fn held(key: &str, value: &str, wanted: &str) -> Result<f32, String> {
+    let (exact, held): (f64, f32) = (number(key, value, wanted)?, number(key, value, wanted)?);
+    let is_held = held.is_finite() == exact.is_finite() && (held == 0.0) == (exact == 0.0);
+    match is_held {
+        true => Ok(held),
+        false => Err(format!(
+            "{key}: wanted {wanted}, within the range of f32, got {value:?}"
+        )),
+    }
 }

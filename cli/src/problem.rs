@@ -227,6 +227,19 @@ impl Problem {
         let (Some(x), Some(_)) = (like("x"), like("state")) else {
             return Ok(None);
         };
+        // o is made like x: errors of the library would name o.
+        if !matches!(x.dtype(), DType::Bf16 | DType::F16 | DType::F32) {
+            let got = x.dtype();
+            return Err(Error::Input(format!(
+                "x: wanted bf16, f16 or f32, got {got}"
+            )));
+        }
+        if self.tensors.contains_key("cu_seqlens") && x.dims().first() != Some(&1) {
+            return Err(Error::Input(format!(
+                "x: wanted shape [1, total, D] with cu_seqlens, got {:?}",
+                x.dims()
+            )));
+        }
         let [key_dim, value_dim] = self.state_dims();
         let (heads, value_heads) = (self.heads.unwrap_or(0), self.dim("state", 1));
         let keys = heads.saturating_mul(key_dim).saturating_mul(2);

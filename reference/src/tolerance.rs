@@ -8,7 +8,8 @@
 //!   follows the terms of o ([`Tolerance::CHUNKED`]). If tokens of a chunk cancel, [`of_keys`] says how much more is allowed.
 //!   Log decays are rounded too: [`of_decays`] bounds the effect on a state, [`of_norm`] the effect on a norm's results, and
 //!   [`of_underflow`] is a difference that never counts.
-//! - [`relative_error`] is the relative error of a whole tensor, rounding included. Its limit is [`DType::tolerance`].
+//! - [`relative_error`] is the relative error of a whole tensor, rounding included. Its limit is [`DType::tolerance`]. The demo, the
+//!   benchmarks and candle's tests use it; every other test and the command's `check` use [`within`].
 //!
 //! No bound depends on the number of tokens: a decay multiplies the errors of a state too. Only the sum of the log decays grows
 //! from token to token, and [`of_decays`] follows that sum.

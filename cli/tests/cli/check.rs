@@ -453,12 +453,11 @@ fn the_demo_checks_a_layer() {
         "--backend",
         "sim",
     ];
-    let prompt = ("a prompt of 66", ["gdn_prefill_chain_"; 2]);
     for (model, steps) in [
         (
             "qwen3-next",
             &[
-                prompt,
+                ("a prompt of 66", ["gdn_prefill_chain_"; 2]),
                 ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",
@@ -469,6 +468,7 @@ fn the_demo_checks_a_layer() {
         (
             "kimi-linear",
             &[
+                ("a prompt of 66", ["kda_prefill_chain_"; 2]),
                 ("2 decodes", ["layer_klast_"; 2]),
                 (
                     "verify 4, resume 4",

@@ -180,7 +180,7 @@ fn checkpoints_of_a_file_are_written() {
             with("64").with_metadata("snapshots", "true"),
         ),
         (
-            "formulation = chunked and read-only states exclude each other",
+            "formulation = chunked and update_state = false exclude each other",
             prefill().with_metadata("update_state", "false"),
         ),
         (

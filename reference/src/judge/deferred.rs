@@ -226,7 +226,8 @@ impl Judged<'_> {
         let mut add = |(k, u, log_decay): (&[f64], &[f64], &[f64])| {
             let least = log_decay.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             size = size * least.exp() + finite_norm(k) * finite_norm(u);
-            decays += log_decay.iter().fold(0.0, |most, g| g.abs().max(most));
+            let counted = log_decay.iter().filter(|g| g.abs() <= FORGOTTEN);
+            decays += counted.fold(0.0, |most, g| g.abs().max(most));
             (size, decays)
         };
         let mut of_state = (0.0, 0.0);
@@ -253,10 +254,19 @@ impl Judged<'_> {
             allowed.o[i] = bound * q_length * k_length.powi(2);
             let of_entry = (live.slot * value_heads + hv) * entries + entry(live.len + t);
             allowed.updates[of_entry] = bound * k_length / key_length + UPDATE * finite_norm(&u);
-            allowed.decays[of_entry] = LOG_DECAY * finite_norm(&decay);
+            // The rounding of an argument of exp is relative to the argument, which is the logarithm of a small log decay.
+            let smallest = decay.iter().map(|g| g.abs()).filter(|g| *g > 0.0);
+            let argument = smallest.fold(1.0, f64::min).ln().abs() / ARGUMENT;
+            allowed.decays[of_entry] = LOG_DECAY * finite_norm(&decay) * argument.max(1.0);
         }
     }
 }
+
+/// Largest |log decay| whose rounding counts: e^−104 is 0 in f32.
+const FORGOTTEN: f64 = 104.0;
+
+/// Largest argument of the exponentials of a log decay for which [`LOG_DECAY`] holds.
+const ARGUMENT: f64 = 16.0;
 
 /// Relative error of u that its factors may add: f32, with an approximate root.
 const UPDATE: f64 = 1e-6;
