@@ -211,7 +211,16 @@ impl Lines {
         by_reference: bool,
     ) -> Result<Self, Error> {
         let written = Written::of(problem, &outputs.rows);
-        let (judged, allowed) = reference::judged(problem, Some(&outputs.state.to_f64()))?;
+        let (mut judged, mut allowed) = reference::judged(problem, Some(&outputs.state.to_f64()))?;
+        let [of_o, mut of_updates] = match (&expected.o, &expected.rings[1]) {
+            (None, None) => [const { Vec::new() }; 2],
+            _ => rounded_otherwise(problem, &judged)?,
+        };
+        if let [Some(keys), Some(updates), ..] = &outputs.rings {
+            let [of_keys, own, ..] = &mut allowed.rings;
+            let bounds = (&mut of_keys[..], [own, &mut of_updates]);
+            reference::scale_long_keys(problem, [keys, updates], &mut judged, bounds);
+        }
         let Allowed {
             o,
             state,
@@ -219,10 +228,6 @@ impl Lines {
             rings,
         } = &allowed;
         let truth = by_reference.then_some(&judged);
-        let [of_o, of_updates] = match (&expected.o, &expected.rings[1]) {
-            (None, None) => [const { Vec::new() }; 2],
-            _ => rounded_otherwise(problem, &judged)?,
-        };
         let [of_o, of_updates] = [of_o, of_updates].map(|of| (!of.is_empty()).then_some(of));
         let mut lines = Self {
             chunked: problem.formulation()? == Formulation::Chunked,

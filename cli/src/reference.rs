@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use gated_delta::{DType, IndexReport, KdaBeta};
+use gated_delta::{DType, HeadMap, IndexReport, KdaBeta};
 use gated_delta_harness::arguments::{DecayKind, GateKind};
 use gated_delta_reference::conv::Conv;
 use gated_delta_reference::deferred::{After, Deferred, Rings, deferred};
@@ -19,6 +19,7 @@ use gated_delta_reference::tolerance::{CONVOLVED, DType as Stored, Tolerance};
 use crate::error::Error;
 use crate::op::previous_gates;
 use crate::problem::{Problem, RINGS};
+use crate::tensor::HostTensor;
 use crate::written::Written;
 
 /// Exact results of a launch, not rounded. Elements that are not written keep their value.
@@ -126,6 +127,62 @@ pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth
         };
         Ok((truth, allowed))
     })
+}
+
+/// Length from which a key may be stored times a power of two: 2⁶⁰ and more, whose square f32 may not hold.
+const LONG: f64 = (1u64 << 60) as f64;
+
+/// Multiplies the wanted keys of a ring, if they are [`LONG`], by the powers of two that `keys` were stored with, and divides the wanted
+/// updates of the same tokens by them: S += u kᵀ is the same. Which power a kernel takes is its own choice. Their bounds change likewise.
+pub(crate) fn scale_long_keys(
+    problem: &Problem,
+    [keys, updates]: [&HostTensor; 2],
+    truth: &mut Truth,
+    (of_keys, mut of_updates): (&mut [f64], [&mut Vec<f64>; 2]),
+) {
+    let (&[_, h, entries, dim], &[_, hv, _, width]) = (keys.dims(), updates.dims()) else {
+        return;
+    };
+    let [Some(wanted), Some(wanted_updates), ..] = &mut truth.rings else {
+        return;
+    };
+    if !problem.options.qk_l2norm || h == 0 || dim == 0 {
+        return;
+    }
+    for (i, (got, wanted)) in keys
+        .to_f64()
+        .chunks(dim)
+        .zip(wanted.chunks_mut(dim))
+        .enumerate()
+    {
+        let longest =
+            |one: &(&f64, &f64), other: &(&f64, &f64)| one.1.abs().total_cmp(&other.1.abs());
+        let Some((got, exact)) = got.iter().zip(wanted.iter()).max_by(longest) else {
+            continue;
+        };
+        let power = (got / exact).log2().round().exp2();
+        let is_long = exact.is_finite() && exact.abs() * (dim as f64).sqrt() >= LONG;
+        if !is_long || power == 1.0 || !power.is_normal() {
+            continue;
+        }
+        wanted.iter_mut().for_each(|k| *k *= power);
+        of_keys[i] *= power;
+        let (slot, head, entry) = (i / entries / h, i / entries % h, i % entries);
+        for value_head in 0..hv {
+            let of_head = match problem.options.head_map {
+                HeadMap::Tiled => value_head % h,
+                _ => value_head / (hv / h).max(1),
+            };
+            if of_head == head {
+                let at = (slot * hv + value_head) * entries + entry;
+                let updates = &mut wanted_updates[at * width..(at + 1) * width];
+                updates.iter_mut().for_each(|u| *u /= power);
+                for bound in of_updates.iter_mut().filter_map(|of| of.get_mut(at)) {
+                    *bound /= power;
+                }
+            }
+        }
+    }
 }
 
 /// Exact results of a launch with deferred write-back.

@@ -54,7 +54,7 @@ fn waiting(name: &str) -> Contents {
 
 /// The fixture's answers hold: o and the windows after the step, and the states after its tokens are flushed.
 #[test]
-fn known_answers_hold_where_states_wait() {
+fn known_answers_of_deferred_steps_hold() {
     let folder = folder();
     for name in [GDN, KDA, LAYER] {
         let step = waiting(name).without(&["expected.state"]);
@@ -105,7 +105,7 @@ fn known_answers_hold_where_states_wait() {
 
 /// Four drafts together have the fixture's outputs, and leave one entry each.
 #[test]
-fn drafts_wait_too() {
+fn drafts_are_deferred_too() {
     let folder = folder();
     let contents = Contents::fixture("gdn_mtp_bf16_snapshots");
     let entries = 20;
@@ -150,7 +150,7 @@ fn drafts_wait_too() {
 
 /// A row with 8 pending tokens flushes them, writes its state, and leaves its new token after them in the ring.
 #[test]
-fn a_row_without_room_folds() {
+fn a_row_without_room_flushes() {
     let folder = folder();
     for name in [GDN, KDA, LAYER] {
         let rows = waiting(name).tensors["pending.len"].1[0];
@@ -181,6 +181,44 @@ fn a_row_without_room_folds() {
             let more = full.clone().with_metadata("max_pending", "7");
             check(&more.write(&folder, "more"), &["--backend", backend]).succeeds();
         }
+    }
+}
+
+/// A key whose square overflows is stored times a power of two, and a log decay of -inf is stored: both hold, pending or new.
+#[test]
+fn long_keys_and_decays_to_nothing_hold() {
+    let folder = folder();
+    let tensors = [
+        ("q", &[1, 1, 1, 64][..], 0.5),
+        ("k", &[1, 1, 1, 64], 1e25),
+        ("v", &[1, 1, 2, 64], 0.25),
+        ("beta", &[1, 1, 2], 0.5),
+        ("state", &[1, 2, 64, 64], 1.0),
+        ("pending.keys", &[1, 1, 9, 64], 0.5),
+        ("pending.updates", &[1, 2, 9, 64], 0.5),
+        ("pending.decays", &[1, 2, 9], f32::NEG_INFINITY),
+    ];
+    let mut contents = Contents::default();
+    for (name, shape, value) in tensors {
+        let values = vec![value; shape.iter().product()];
+        contents = contents.with_floats(name, shape, &values);
+    }
+    let base = contents
+        .with_floats("g", &[1, 1, 2], &[f32::NEG_INFINITY, -0.5])
+        .with_metadata("op", "gdn_decode")
+        .with_indices("pending.base", &[1], &[0]);
+    for pending in [0, 2, 8] {
+        let contents = base.clone().with_indices("pending.len", &[1], &[pending]);
+        let input = contents.write(&folder, "in");
+        check(&input, &["--backend", "sim"]).succeeds();
+        // An update of another size is none of the key's power.
+        let output = folder.path().join("out");
+        run(&input, &output, &["--backend", "sim"]).succeeds();
+        let mut updates = Contents::read(&output).floats("pending.updates");
+        updates.iter_mut().for_each(|u| *u *= 2.0);
+        let wrong = contents.with_floats("expected.pending.updates", &[1, 2, 9, 64], &updates);
+        check(&wrong.write(&folder, "wrong"), &["--backend", "sim"])
+            .fails_the_check("pending.updates");
     }
 }
 
@@ -307,7 +345,7 @@ fn flush_of(step: &Contents, after: &Contents, len: &[i32], base: &[i32]) -> Con
 
 /// The fixture's answers hold: o after the step, which leaves states and windows unchanged, and both of these after a flush.
 #[test]
-fn known_answers_hold_where_windows_wait_too() {
+fn known_answers_of_deferred_windows_hold() {
     let folder = folder();
     let drafts = layer_drafts(1, &[0; 4]);
     let step = drafts
@@ -343,7 +381,7 @@ fn known_answers_hold_where_windows_wait_too() {
 /// Rows with fewer pending tokens than a window, with room, without room, and an inactive one: only the third row writes its state
 /// and window.
 #[test]
-fn a_layers_drafts_wait_and_fold() {
+fn a_layers_drafts_are_deferred_and_flushed() {
     let folder = folder();
     let drafts = layer_drafts(4, &[2, 12, 13, 5]).without_expected();
     let input = drafts.write(&folder, "drafts");
@@ -428,7 +466,7 @@ fn a_layers_drafts_wait_and_fold() {
 }
 
 #[test]
-fn what_contradicts_windows_that_wait_is_refused_by_name() {
+fn what_contradicts_deferred_windows_is_refused_by_name() {
     let folder = folder();
     let drafts = || layer_drafts(4, &[0; 4]).without_expected();
     let flush = || {
