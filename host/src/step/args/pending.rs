@@ -106,7 +106,7 @@ pub struct Count {
 pub struct Ring {
     /// N, the largest number of pending tokens: [`Pending::most`].
     pub most: usize,
-    /// R, the number of entries; not 0.
+    /// R, the number of entries.
     pub entries: usize,
 }
 
@@ -122,10 +122,13 @@ impl Ring {
     pub const fn after(self, before: Count, tokens: usize, kept: usize) -> Count {
         let Count { len, base } = before;
         if self.flushes(len, tokens) {
-            let base = (base + len) % self.entries;
+            let base = match base.saturating_add(len).checked_rem(self.entries) {
+                Some(base) => base,
+                None => 0,
+            };
             Count { len: kept, base }
         } else {
-            let len = len + kept;
+            let len = len.saturating_add(kept);
             Count { len, base }
         }
     }
