@@ -309,7 +309,7 @@ impl Computes {
     }
 }
 
-/// Kernels that compute the same in the same way, for either operator.
+/// Kernels with the same function and formulation, for either operator (GDN, KDA).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Family {
     /// How tokens are processed.
@@ -445,7 +445,7 @@ impl Family {
         matches!(self.form, Form::Parallel)
     }
 
-    /// The kernel's stage, if it is a kernel of a prefill.
+    /// The stage of a prefill kernel.
     #[must_use]
     pub const fn stage(self) -> Option<Stage> {
         match self.form {

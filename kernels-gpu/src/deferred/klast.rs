@@ -28,7 +28,8 @@ use crate::step::{DeferredParams, StepConstants, StepParams};
 
 const F32: u32 = Element::F32 as u32;
 
-/// K-last states: `ROWS` rows of S per group of K/8 lanes, all in flight together; `THREADS` per block; `VALUES` = 2 `ROWS`.
+/// K-last states: `ROWS` rows of S per group of K/8 lanes, all loaded before the first is used; `THREADS` per block; `VALUES` =
+/// 2 `ROWS`.
 pub struct KLast<
     G,
     S,
@@ -39,8 +40,9 @@ pub struct KLast<
     const THREADS: u32,
 >(PhantomData<(G, S)>);
 
-/// The registers that a lane loads from the ring before the token: u of pending token `lane` for the group's rows, and with GDN
-/// its log α; for the tokens whose weights the group computes, the lane's channels of k, and with KDA of log α.
+/// Values from the ring in a lane's registers, with two kinds of token index. Lane j has u of pending token j for the group's
+/// rows, and with GDN its log α. For each pending token group + i · `GROUPS`, whose weights (3) the group computes, entry i has
+/// the lane's channels of k, and with KDA of log α.
 pub(super) struct Lane<const ROWS: usize> {
     pub(super) update: Raw<ROWS>,
     log_decay: f32,
@@ -102,7 +104,7 @@ impl<
     /// Number of pending tokens whose weights a group computes.
     const ENTRIES: usize = MAX_PENDING.div_ceil(Self::GROUPS) as usize;
     /// Layout of shared memory: first each pending token's weights a and b ((3)); for a flush, each token's decayed k, then u,
-    /// group by group. KDA's log decays are in a separate place.
+    /// group by group. KDA's log decays (`LOG_DECAY_BYTES`) have an address of their own.
     const KEYS: u32 = MAX_PENDING * 8;
     const UPDATES: u32 = Self::KEYS + MAX_PENDING * K * 4;
     pub(super) const BYTES: u32 = Self::UPDATES + MAX_PENDING * Self::TILE * 4;
@@ -178,6 +180,7 @@ impl<
                 if G::per_channel(c) {
                     weights = weights.map(gate::exp);
                 } else {
+                    // Σ log α over the pending tokens after j: lane i has log α of token i.
                     let own = if share.lane > j { lane.log_decay } else { 0.0 };
                     let [log_decay] = butterfly_sum([own], 1, Self::LANES);
                     weights = [gate::exp(log_decay); 8];
@@ -283,6 +286,7 @@ impl<
                 let j = group + i as u32 * Self::GROUPS;
                 let key = lane.keys[i].to_f32(c.keys_element);
                 let mut decayed = key;
+                // GDN's Σ log α over the pending tokens after j: lane i has log α of token i.
                 let log_decay_behind = if share.lane > j { lane.log_decay } else { 0.0 };
                 if G::per_channel(c) {
                     each!(channel in 0..8 => decayed[channel] *= gate::exp(behind[i][channel]));
@@ -464,8 +468,8 @@ impl<
                     LaneGates::load::<G, S, K>(&c, step, row, &tokens, 0, share),
                 )
             };
-            // KDA with two pending tokens per group, and states that are not wide, has no registers for the token, nor for u: the
-            // token is loaded after the state, and u is in shared memory until then.
+            // KDA with two pending tokens per group and narrow accesses to states has too few registers to hold the token and u
+            // here. So the token is loaded later, after the check of `live`, and u is kept in shared memory until it is used.
             let parks = Self::ENTRIES == 2 && G::per_channel(&c) && !wide_state;
             let mut token = None;
             if !parks {
@@ -488,7 +492,8 @@ impl<
                 Some(token) => token,
                 None => load_token(),
             };
-            // The ring needs the k to which u belongs: the scaled one.
+            // k is multiplied by a power of two if its sum of squares overflows. The ring gets this k, because u = δ rk has its
+            // rk.
             let (mut k, mut q) = ([k], [q]);
             let elements = [c.k_element, c.q_element];
             tame(c.l2norm != 0, [&mut k, &mut q], elements, Self::LANES);

@@ -1,8 +1,9 @@
-//! Drafts on K-last states that wait, all at once on the tensor cores; steps are those of the operator's header.
+//! Several new tokens on K-last deferred states, together on the tensor cores; the numbers of steps are those of
+//! [`crate::kernels::deferred`].
 //!
-//! The new tokens are [`crate::recurrent::Parallel`]'s, solved among themselves, with other products of S: those of the state
-//! as it is, and what the pending tokens add to them, a product of 16 columns of u with 16 rows of weights. A row that flushes
-//! puts these into the state first, fragment by fragment, in shared memory and in its slot.
+//! The new tokens are solved among themselves as in [`crate::recurrent::Parallel`]. Only their products with S differ: products
+//! with the stored state, plus the contribution of the pending tokens, a product of 16 columns of u with 16 rows of weights. A
+//! row that flushes first adds the pending tokens to the state, fragment by fragment, in shared memory and in its slot.
 
 use core::marker::PhantomData;
 
@@ -29,11 +30,11 @@ use ring_products::{Flush, LogDecays, RawLogDecay, halves, weigh};
 
 const F32: u32 = Element::F32 as u32;
 
-/// Pending tokens' keys, of the first 8 and of the later ones.
+/// Operands with the keys of the first 8 pending tokens, and of the later ones.
 const PENDING_KEYS: [Operand; 2] = [Operand::PreviousKey, Operand::LaterPendingKey];
 
-/// Up to 8 new tokens and 16 pending ones on bf16 K-last states: `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
-/// solver.
+/// Up to 8 new tokens and 16 pending ones on bf16 K-last states: `WARPS` workers with `TILES16` tiles of 16 rows of S each, and
+/// the solver.
 pub struct Parallel<G, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<G>,
 );
@@ -75,8 +76,8 @@ impl<G: Gating, const K: u32, const V: u32, const WARPS: u32, const TILES16: usi
     }
 }
 
-/// The body. `pending` returns the pending tokens of the row, whether the launch flushes them, and its [`Around`]. It is called late: after
-/// all loads have been issued that do not depend on the number of pending tokens.
+/// The body. `pending` returns the row's pending tokens, whether the launch flushes them, and the row's [`Around`]. It is called
+/// after the loads that do not depend on the number of pending tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
@@ -86,7 +87,7 @@ pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TIL
 ) {
     const { recurrent::check::<B>(TILES16) };
     const { assert!(MAX_PENDING_DRAFTS == MOST_PENDING && MOST_PENDING == 2 * TOKENS) };
-    // Whose states are bf16.
+    // The states are bf16.
     let c = StepConstants { state_f16: 0, ..c };
     let step = &params.layer.step;
     let tokens = Tokens::new(&c, step, row);
@@ -122,7 +123,7 @@ pub(super) unsafe fn run<B: Block<State = B16>, A: Around<B, TILES16>, const TIL
     }
 }
 
-/// A block's part of a step on a state that waits: that of the recurrence, and the pending tokens of the row's slot.
+/// A block's part of a step on deferred states: the part of the recurrence, and the pending tokens of the row's slot.
 struct DeferredStep<'a, A> {
     step: recurrent::RowStep<'a, A>,
     pending: Pending,
@@ -131,25 +132,25 @@ struct DeferredStep<'a, A> {
 }
 
 impl<A> DeferredStep<'_, A> {
-    /// Pending tokens that are not in the state when the new ones come.
+    /// Number of pending tokens that are not in the state when the new tokens are processed.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn ahead(&self) -> u32 {
         if self.flushes { 0 } else { self.pending.len }
     }
 
-    /// Whether this block leaves what all tiles of a value head have.
+    /// Whether this block stores the data that all tiles of a value head share.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn leaves(&self) -> bool {
         self.step.row.tile == 0
     }
 
-    /// Element of an operand's tokens in shared memory.
+    /// Element type of an operand's tokens in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn element<B: Block>(&self, operand: Operand) -> u32 {
         match operand {
             _ if B::PER_CHANNEL => F32,
             Operand::Query => self.step.c.q_element,
-            // A flush has no other keys.
+            // A flush without new tokens has no other keys.
             Operand::PreviousKey | Operand::LaterPendingKey => self.step.c.keys_element,
             _ => self.step.c.k_element,
         }
@@ -160,13 +161,13 @@ impl<A> DeferredStep<'_, A> {
         Tokens8::new::<B>(operand, self.element::<B>(operand), false)
     }
 
-    /// Pending keys, the first 8 and the later ones, as they lie in shared memory.
+    /// Keys of the first 8 pending tokens, and of the later ones, in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn pending_keys<B: Block>(&self) -> [Tokens8; 2] {
         PENDING_KEYS.map(|operand| self.operand::<B>(operand))
     }
 
-    /// The solver: the new tokens among themselves, whatever is pending.
+    /// The solver: solves the new tokens among themselves, independently of the pending tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn solve<B: Block, const TILES16: usize>(&self, gates: GateInputs)
     where
@@ -188,7 +189,7 @@ impl<A> DeferredStep<'_, A> {
         }
     }
 
-    /// A worker: all other loads, then the products, then what is left of the new tokens.
+    /// A worker: all remaining loads, then the products, then the outputs and ring entries of the new tokens.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn work<B: Block<State = B16>, const TILES16: usize>(
         &self,
@@ -203,8 +204,7 @@ impl<A> DeferredStep<'_, A> {
         if c.tokens == 0 && !self.flushes {
             return;
         }
-        // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its
-        // reads.
+        // SAFETY: the caller's promise; each part of shared memory is written before the barrier that precedes its reads.
         unsafe {
             let drafts = A::load_drafts(step);
             let keys = PENDING_KEYS
@@ -229,7 +229,7 @@ impl<A> DeferredStep<'_, A> {
             );
             worker.copy_pending(self.ring, pending.len);
             worker.copy_state(head, pending.fresh);
-            // Not before the copies, which would wait for it.
+            // After the copies are started, because otherwise they would wait for the loaded log decay.
             let log_decays = LogDecays::new::<B>(log_decay);
             if made {
                 A::make(step, drafts);
@@ -308,7 +308,8 @@ impl<A> DeferredStep<'_, A> {
         }
     }
 
-    /// Leaves what all tiles have of the new tokens: k that is not `made`, which leaves by itself, and KDA's log decays.
+    /// Stores the new tokens' data that all tiles share in the ring: k, unless the convolution has `made` k (and stored it), and
+    /// KDA's log decays.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave<B: Block<State = B16>, const TILES16: usize>(
         &self,
@@ -320,7 +321,7 @@ impl<A> DeferredStep<'_, A> {
             return;
         }
         let (c, row, place) = (&self.step.c, self.step.row, (self.ring, self.pending.len));
-        // SAFETY: the caller's promise; k of a query/key head is its first value head's to write.
+        // SAFETY: the caller's promise; only the first value head of a query/key head writes k.
         unsafe {
             if !made && row.value_head(c, 0) == row.hv {
                 worker.leave_keys(c, place, inputs);
@@ -331,7 +332,7 @@ impl<A> DeferredStep<'_, A> {
         }
     }
 
-    /// (3), by the warps of the first pending tokens and of the later ones.
+    /// (3) Computes the weights of the pending tokens: warp 0 for the first 8, warp 1 for the later ones.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn weigh<B: Block, const TILES16: usize>(
         &self,
@@ -347,7 +348,8 @@ impl<A> DeferredStep<'_, A> {
         }
     }
 
-    /// S · kᵀ and S · qᵀ of the state as it is; with KDA's decays of the pending tokens, unless they are in it.
+    /// S · kᵀ and S · qᵀ with the state in shared memory. With KDA, k and q are decayed over the pending tokens, unless these are
+    /// in the state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn products<B: Block, const TILES16: usize>(
         &self,
@@ -373,7 +375,7 @@ fn scaled<const TILES16: usize>(products: Products<TILES16>, by: f32) -> Product
     products.map(|of_tile| of_tile.map(|x| by * x))
 }
 
-/// Pending tokens of an operand, of `len` in all.
+/// Number of pending tokens of an operand, if there are `len` in all.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(super) fn of_operand(operand: Operand, len: u32) -> u32 {
     match operand {

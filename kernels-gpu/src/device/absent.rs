@@ -1,5 +1,5 @@
-//! No machine: the functions that kernels compile against when the target is not a GPU and the feature `simulator` is off.
-//! Nothing calls them.
+//! Placeholder functions: kernels compile against them when the target is not a GPU and the feature `simulator` is off. They are
+//! never called.
 
 pub fn nothing_runs() -> ! {
     unreachable!("kernels run on a GPU, or with the feature `simulator`")

@@ -1,4 +1,4 @@
-//! Everything a kernel may ask of the machine, with one body for the GPU and one for the simulator.
+//! All machine instructions that kernels use, each with one body for the GPU and one for the simulator.
 //!
 //! `ptx.rs` (instructions) and `sim.rs` (fibers on the CPU) have the same functions; this file holds the contract of each, once.
 //! Without the feature `simulator` they panic on a CPU (`absent.rs`). Modules and names follow `cuda_std`.
@@ -20,7 +20,7 @@ use absent as backend;
 #[cfg(all(feature = "simulator", not(target_arch = "nvptx64")))]
 use sim as backend;
 
-/// Makes functions of these signatures, which are the backend's.
+/// Defines functions with these signatures, which call the backend's functions of the same names.
 macro_rules! instructions {
     () => {};
     (
@@ -73,7 +73,7 @@ macro_rules! call {
     }};
 }
 
-/// Makes a load and a store of each type of value, which rely on the same `$promise` of an address.
+/// Defines a load and a store for each type of value; `$promise` is the `# Safety` section of both.
 macro_rules! accesses {
     ($address:ty, $promise:literal; $(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
         #[$doc]
@@ -218,27 +218,26 @@ pub mod warpgroup {
         pub fn leave_registers<const REGISTERS: u32>();
     }
 
-    /// Sums of a product that is under way: nobody has them before what waits for it.
+    /// Sums of a product that is under way. Only the function that waits for the product returns them.
     #[must_use]
     pub struct Pending<T>(T);
 
-    /// D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128, and B the first 64 rows of the image, which [`first`] waits for;
-    /// and the same with B the next 64, which [`both`] waits for. Only the first K / 4 words of `a` mean
-    /// something.
+    /// Starts two products D = A Bᵀ, with A `[64, K]`, K 64, 96 or 128: B is the first 64 rows of the image ([`first`] waits for
+    /// the sums), and the next 64 rows ([`both`] waits). Only the first K / 4 words of `a` are used.
     ///
     /// # Safety
-    /// `image` is a multiple of 128, of a matrix in the block's shared memory, which nobody writes before that. No
-    /// product is under way.
+    /// `image` is the address, a multiple of 128, of a matrix in the block's shared memory, which nobody writes before the
+    /// products have been waited for. No product is under way.
     #[inline(always)]
     pub unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
         Pending(unsafe { backend::warpgroup_by_both::<K>(a, image) })
     }
 
-    /// The first sums of [`by_both`], which [`only`] waits for; zeros in place of the others.
+    /// Starts the first product of [`by_both`], for which [`only`] waits; zeros in place of the other sums.
     ///
     /// # Safety
-    /// As [`by_both`]'s.
+    /// As for [`by_both`].
     #[inline(always)]
     pub unsafe fn by_first<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
         // SAFETY: the caller's promise.
@@ -248,7 +247,7 @@ pub mod warpgroup {
         ])
     }
 
-    /// The first sums when they are there, where the others are not under way.
+    /// Waits for the first sums, if no other product is under way.
     #[inline(always)]
     pub fn only(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
         let [mut first, second] = pending.0;
@@ -256,7 +255,7 @@ pub mod warpgroup {
         [first, second]
     }
 
-    /// The first sums of [`by_both`] when they are there, and those that are still under way.
+    /// Waits for the first sums of [`by_both`]; also returns the other sums, which are still under way.
     #[inline(always)]
     pub fn first(pending: Pending<[[f32; 32]; 2]>) -> ([f32; 32], Pending<[f32; 32]>) {
         let [mut first, second] = pending.0;
@@ -264,11 +263,11 @@ pub mod warpgroup {
         (first, Pending(second))
     }
 
-    /// D = A B, with A `[64, 64]` of s and B the triangle; and what was under way. [`both`] waits for them.
+    /// Starts D = A B, with A `[64, 64]` of s and B the triangle; returns it together with `pending`. [`both`] waits for both.
     ///
     /// # Safety
-    /// `triangle` is a multiple of 128 and that of a matrix in the block's shared memory, which nobody writes before
-    /// [`both`]; nothing but `pending` is under way.
+    /// `triangle` is the address, a multiple of 128, of a matrix in the block's shared memory, which nobody writes before
+    /// [`both`]; no product except `pending` is under way.
     #[inline(always)]
     pub unsafe fn by_triangle(
         a: &[u32; 16],
@@ -280,7 +279,7 @@ pub mod warpgroup {
         Pending([d, pending.0])
     }
 
-    /// The sums of [`by_triangle`], and those that were under way, when they are there.
+    /// Waits for all products; returns the sums of [`by_triangle`], and the sums that were under way before it.
     #[inline(always)]
     pub fn both(pending: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2] {
         let mut sums = pending.0;
@@ -288,12 +287,12 @@ pub mod warpgroup {
         sums
     }
 
-    /// `sums` and A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K
-    /// channels, which [`settle`] waits for; adds to `d` X Y, with X `[64, 64]` of s and Y the triangle. Only the first
-    /// K / 2 of `sums` mean something.
+    /// Starts `sums` + A B, with A `[64, 64]` of tokens and B the first 64 tokens of an image of `TOKENS`, 64 or 128, and K
+    /// channels; [`settle`] waits for the sums. Also adds X Y to `d`, with X `[64, 64]` of s and Y the triangle. Only the first
+    /// K / 2 of `sums` are used.
     ///
     /// # Safety
-    /// As [`by_both`]'s and [`by_triangle`]'s; nobody writes the image before [`settle`].
+    /// As for [`by_both`] and [`by_triangle`]; nobody writes the image before [`settle`].
     #[inline(always)]
     pub unsafe fn add<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
@@ -309,7 +308,7 @@ pub mod warpgroup {
     /// [`add`] without X Y.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`add`].
     #[inline(always)]
     pub unsafe fn add_alone<const K: u32, const TOKENS: u32>(
         mut sums: [f32; 64],
@@ -320,7 +319,7 @@ pub mod warpgroup {
         Pending(sums)
     }
 
-    /// The sums of [`add`] when they are there.
+    /// Waits for the sums of [`add`].
     #[inline(always)]
     pub fn settle<const K: u32>(pending: Pending<[f32; 64]>) -> [f32; 64] {
         let mut sums = pending.0;
@@ -328,13 +327,13 @@ pub mod warpgroup {
         sums
     }
 
-    /// Sums that are there, for what waits for sums.
+    /// Wraps finished sums, for a function that takes pending ones.
     #[inline(always)]
     pub fn pending<T>(sums: T) -> Pending<T> {
         Pending(sums)
     }
 
-    /// What [`pending`] was given.
+    /// Unwraps the sums that [`pending`] wrapped.
     #[inline(always)]
     pub fn done<T>(pending: Pending<T>) -> T {
         pending.0
@@ -379,11 +378,11 @@ pub mod global {
         ($(#[$doc:meta] $load:ident / #[$store_doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
-            /// Nothing is read, and the value undefined (NaN in the simulator), unless `live`: a predicate
-            /// on the load itself, so that it can be issued ahead of the branch on `live`.
+            /// Unless `live`, nothing is read, and the value is undefined (NaN in the simulator). The load itself has the
+            /// predicate, so that it can be issued ahead of the branch on `live`.
             ///
             /// # Safety
-            /// Where `live`, `address` is a global-memory address, aligned to the access, of memory valid for it.
+            /// If `live`, `address` is a global-memory address, aligned to the access, of memory valid for it.
             pub unsafe fn $load(address: u64, live: bool) -> $t;
 
             #[$store_doc]
@@ -439,8 +438,8 @@ pub mod shared {
         /// Loads four [8, 8] matrices of 16-bit elements, `[matrix]` in the result. Every lane of the warp calls it; lane
         /// 8m + i gives the address of the 16 bytes of row i of matrix m.
         ///
-        /// A lane gets elements 2c and 2c+1 of row r of each, in the low and the high half, with r = `lane_id() / 4` and
-        /// c = `lane_id() % 4`: what `mma_m16n8k16_bf16` takes.
+        /// A lane gets elements 2c and 2c+1 of row r of each matrix, in the low and the high half, with r = `lane_id() / 4` and
+        /// c = `lane_id() % 4`: the layout of `mma_m16n8k16_bf16`.
         ///
         /// # Safety
         /// `address` lies in the block's shared memory and is a multiple of 16.
@@ -480,7 +479,7 @@ pub mod shared {
         pub fn copy_async_wait<const PENDING: u32>();
     }
 
-    /// Shared memory that a counter takes.
+    /// Bytes of a counter in shared memory.
     pub const COUNTER_BYTES: u32 = 8;
 
     instructions! {
@@ -558,21 +557,21 @@ pub mod shared {
 pub mod cluster {
     use super::backend;
 
-    /// Comes to the cluster's barrier, and orders nothing. A [`wait`] of this thread follows before it comes again.
+    /// Arrives at the cluster's barrier, and orders nothing. This thread calls [`wait`] before it arrives again.
     #[inline(always)]
     pub fn arrive_relaxed() {
         backend::cluster_arrive_relaxed()
     }
 
-    /// Comes to the cluster's barrier; for those that wait, what this thread did before is done. A [`wait`] of this
-    /// thread follows before it comes again.
+    /// Arrives at the cluster's barrier: this thread's earlier accesses are done for threads that have waited. This thread calls
+    /// [`wait`] before it arrives again.
     #[inline(always)]
     pub fn arrive() {
         backend::cluster_arrive()
     }
 
-    /// Waits until all threads of the cluster that have not exited have come to the barrier. Each arrival of a thread
-    /// is followed by one.
+    /// Waits until all threads of the cluster that have not exited have arrived at the barrier. A thread calls it once after each
+    /// of its arrivals.
     #[inline(always)]
     pub fn wait() {
         backend::cluster_wait()
@@ -582,24 +581,24 @@ pub mod cluster {
         ($(#[$doc:meta] $store:ident: $t:ty;)*) => {$(instructions! {
             #[$doc]
             ///
-            /// Another block than the thread's own has to be there: the thread has waited for the cluster before, and
-            /// the block waits for it once more, in a phase to which the thread comes by [`arrive`] after the store.
+            /// A block other than the thread's own must be running: the thread has waited for the cluster before, and the
+            /// other block waits once more, in a phase at which the thread arrives ([`arrive`]) after the store.
             ///
             /// # Safety
-            /// `rank` is that of a block of the cluster; `address` lies in the shared memory of a block, the same in
-            /// all, and is aligned to the access.
+            /// `rank` is the rank of a block of the cluster; `address` lies in a block's shared memory, at the same place in
+            /// all blocks, and is aligned to the access.
             pub unsafe fn $store(address: u32, rank: u32, value: $t);
         })*};
     }
 
     stores! {
-        /// Stores four bytes to the place `address` of the shared memory of block `rank` of the cluster.
+        /// Stores four bytes at `address` in the shared memory of block `rank` of the cluster.
         store_shared_b32_at: u32;
-        /// Stores sixteen bytes to the place `address` of the shared memory of block `rank` of the cluster.
+        /// Stores sixteen bytes at `address` in the shared memory of block `rank` of the cluster.
         store_shared_b128_at: [u32; 4];
     }
 
-    /// Shared memory that a mailbox takes.
+    /// Bytes of a mailbox in shared memory.
     pub const MAILBOX_BYTES: u32 = 8;
 
     instructions! {
@@ -624,8 +623,8 @@ pub mod cluster {
         /// orders after it; to no other thread, this one included. The send orders none of this thread's other accesses.
         ///
         /// # Safety
-        /// `rank` is that of a block of the cluster; `address` lies in a block's shared memory, at the same place in all blocks,
-        /// and is a multiple of 4; `mailbox` is open there.
+        /// `rank` is the rank of a block of the cluster; `address` lies in a block's shared memory, at the same place in all
+        /// blocks, and is a multiple of 4; `mailbox` is open there.
         pub unsafe fn send_b32(address: u32, rank: u32, value: u32, mailbox: u32);
 
         /// Waits until all bytes that a mailbox of this block was opened for have arrived: they are then visible to this thread.
@@ -682,7 +681,7 @@ pub(crate) use backend::load_time_constant;
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use backend::load_time_constants;
 
-/// An opaque trip count (docs/compiler.md): the loop up to it stays, for code that is to be small.
+/// Returns `x` as an opaque trip count (docs/compiler.md): a loop up to it is not unrolled, so its code stays small.
 #[inline(always)]
 pub fn unknown(x: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -691,7 +690,7 @@ pub fn unknown(x: u32) -> u32 {
     x
 }
 
-/// Says that the branch which calls it is taken rarely (docs/compiler.md): code behind it stays as likely, and is inlined as
+/// Marks the branch that calls it as rarely taken (docs/compiler.md). Code after the branch stays as likely, and is inlined as
 /// without the call.
 #[inline(always)]
 pub fn rarely() {

@@ -214,13 +214,13 @@ pub unsafe fn store_matrices_transposed(address: u32, [x, y, z, w]: [u32; 4]) {
     };
 }
 
-/// Functions of one or several instructions without a result.
+/// Defines functions without a result, each of one or several instructions.
 macro_rules! effects {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty, $class:ident);*) = $($op:literal)*;)*) => {$(
         $(#[$doc])*
         #[inline(always)]
         pub fn $name($($argument: $type),*) {
-            // SAFETY: it says, orders or waits; that it comes in turn is the kernel's duty (the simulator).
+            // SAFETY: accesses no memory of the program; the kernel must call it in the right order (the simulator checks).
             unsafe { asm!($($op,)* $($argument = in($class) $argument,)* options(nostack)) };
         }
     )*};
@@ -262,7 +262,7 @@ effects! {
     unsafe store_bulk(to: u64, reg64; from: u32, reg32; bytes: u32, reg32) =
         "GD_SM90 cp.async.bulk.global.shared::cta.bulk_group [{to}], [{from}], {bytes};"
         "GD_SM90 cp.async.bulk.commit_group;";
-    /// The fence makes the mailbox known to the cluster with a relaxed arrival.
+    /// Because of the fence, a relaxed arrival suffices to make the mailbox known to the cluster.
     unsafe open_mailbox(mailbox: u32, reg32; bytes: u32, reg32) =
         "mbarrier.init.shared.b64 [{mailbox}], 1;"
         "fence.mbarrier_init.release.cluster;"
@@ -513,7 +513,7 @@ pub unsafe fn wait_for_counter(counter: u32, phase: u32) {
     unsafe { copy_bulk_wait(counter, phase) }
 }
 
-/// The loop is within the `asm!`, as [`wait_mailbox`]'s.
+/// The loop is inside the `asm!`, as in [`wait_mailbox`].
 #[allow(named_asm_labels)]
 #[inline(always)]
 pub unsafe fn copy_bulk_wait(counter: u32, group: u32) {

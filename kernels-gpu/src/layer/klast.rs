@@ -203,7 +203,8 @@ impl<
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
             let (mut states, o);
-            // 16-bit states leave no registers for products that are kept until the norms are summed.
+            // With 16-bit states `only_step` would take too many registers: it keeps the partial S k and S q of every row until
+            // they are reduced together with the norms.
             if const { S::BYTES == 4 } {
                 states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                 let of_token = ((k, q), gates, v);

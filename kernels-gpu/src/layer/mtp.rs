@@ -264,7 +264,7 @@ impl<'a> LayerStep<'a> {
         }
     }
 
-    /// Stores q, k and v as given, of as many tokens as the launch has room for.
+    /// Stores the given q, k and v, for the launch's largest number of tokens, previous and new.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv<W: Mtp>(&self) {
         let (c, thread) = (self.c, thread_idx_x());
@@ -293,8 +293,8 @@ impl<'a> LayerStep<'a> {
         }
     }
 
-    /// The tokens (previous or new) that include token `i` of shared memory, and its number there; for an absent token, the
-    /// nearest one.
+    /// The tokens (previous or new) that include token `i` of shared memory, and its index in them. A missing token is replaced
+    /// by the nearest one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn token(&self, i: u32) -> (Tokens, u32) {
         // Copies, because a value selected by reference would stay in memory.

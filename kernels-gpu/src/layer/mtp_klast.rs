@@ -352,7 +352,7 @@ struct Turn {
 }
 
 impl Turn {
-    /// Loads turn `n`: a token's head. After the last turn, that of the last token.
+    /// Loads turn `n`, a token and one of its heads; after the last turn, the last token.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load<G: Decays, S: StateElement, const K: u32>(
         launch: &LayerStep,

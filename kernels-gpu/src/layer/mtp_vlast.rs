@@ -1,4 +1,4 @@
-//! The layer step of several tokens on V-last states; steps are those of the operators' headers.
+//! The layer step of several tokens on V-last states; the numbers of steps are those of the operators' headers.
 
 use core::marker::PhantomData;
 
@@ -25,10 +25,9 @@ use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
 
-/// V-last states: `TILE` columns of every value head of a query/key head, 8 · `LANES` of them per team of K/`ROWS` · `LANES`
-/// threads at a time; `DEPTH` such slices of each team are on their way to shared memory. In a team `ROWS` rows per group of
-/// `LANES` lanes; as many of its threads as it has columns own one each: they turn the team's sums into δ and o while the
-/// others wait.
+/// V-last states: `TILE` columns of every value head of a query/key head. A team of K/`ROWS` · `LANES` threads processes a slice
+/// of 8 · `LANES` columns at a time, `ROWS` rows per group of `LANES` lanes; `DEPTH` slices of each team are being copied to
+/// shared memory. The first threads of a team own one column each: they turn the team's sums into δ and o while the others wait.
 pub struct MtpVLast<
     G,
     S,
@@ -62,8 +61,8 @@ impl<
     const WARPS: u32 = Self::TEAM / 32;
     /// Slices of a head.
     const SLICES: u32 = TILE / Self::COLUMNS;
-    /// Shared memory, behind the mailboxes: the slices; then of every team S k and S q of each column from each warp, and δ rk
-    /// of each column; then the tokens.
+    /// Layout of shared memory after the mailboxes: the slices; then for every team each warp's part of S k and S q of each
+    /// column, and δ rk of each column; then the tokens.
     const OF_TEAMS: u32 = Self::BEHIND_MAIL + DEPTH * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
     const TEAM_BYTES: u32 = Self::STEPS + Self::COLUMNS * 4;
@@ -109,7 +108,7 @@ impl<
     type Params = LayerParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        // What a thread has of f32 states leaves no room for more.
+        // f32 states take so many registers per thread that no more blocks fit.
         min_blocks_per_sm: if S::BYTES == 4 { 384 } else { 512 } / THREADS,
         ..description::<Self, S>(Layout::VLast)
     };
@@ -128,9 +127,9 @@ impl<
         let smem = dynamic_shared_mem() + Self::OF_TEAMS + team * Self::TEAM_BYTES;
         let sums = smem + thread / 32 * Self::COLUMNS * 8;
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its column and its channels
-        // of the convolution; what threads leave for each other is written by one, between the barriers that order it; what
-        // blocks send to each other as well, after the meeting for which their mailboxes are open, and read after these have
-        // it.
+        // of the convolution; shared memory has one writer per place, between the barriers that order its accesses; each
+        // message between blocks too has one writer, is sent after the meeting for which the mailboxes are opened, and is read
+        // after it has arrived.
         unsafe {
             Self::arrive(&c);
             let launch = LayerStep::load(&c, params, row);
@@ -151,7 +150,7 @@ impl<
                 launch.place.reads(),
                 c.wide_state != 0,
             );
-            // Of this team's slice `s`: whether there is one, of which head, and from which column of the tile on.
+            // For this team's slice `s`: whether it exists, its head, and its first column within the tile.
             let columns = |s: u32| {
                 let n = s * Self::TEAMS + team;
                 (
@@ -233,8 +232,8 @@ impl<
                     );
                     leave_products::<S, ROWS, LANES>(&states, (k, q), share, sums);
                     sync_threads();
-                    // A team without a slice goes along: what is on both sides of a barrier under one condition would
-                    // make two copies of it.
+                    // A team without a slice does not skip this: a condition on both sides of a barrier would duplicate
+                    // the barrier.
                     if thread < Self::COLUMNS {
                         let values = of_token + (own + thread) * 4;
                         Self::close(&c, smem, of_token, thread, values, (is_there, i >= kept));
@@ -275,7 +274,8 @@ impl<
     const DEPTH: u32,
 > MtpVLast<G, S, K, V, TILE, LANES, ROWS, THREADS, DEPTH>
 {
-    /// Leaves α and the factors of all of `tokens`, behind the `before` that are there, in shared memory; the warps take turns.
+    /// Stores α and the factors of all `tokens`, after the `before` tokens that are there already, in shared memory. The warps
+    /// take turns.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(launch: &LayerStep, tokens: &Tokens, before: u32) {
         let (c, params) = (launch.c, &launch.params.step);
@@ -309,11 +309,11 @@ impl<
         }
     }
 
-    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and makes the factors anew; the warps take
+    /// Multiplies k and q of prepared tokens whose norms overflow by powers of two, and replaces the factors. The warps take
     /// turns. All threads of the block call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn shrink(launch: &LayerStep, tokens: u32) {
-        // SAFETY: the caller's promise; a token's bytes have one writer, behind all readers.
+        // SAFETY: the caller's promise; a token's bytes have one writer, after all readers.
         unsafe {
             sync_threads();
             let mut i = thread_idx_x() / 32;
@@ -335,7 +335,8 @@ impl<
         }
     }
 
-    /// Turns the sums of the team's column `own` into δ rk, and v at `values`, where it `is_there`, into o where it `is_new`.
+    /// Turns the sums of the team's column `own` into δ rk. If the slice `is_there` and the token `is_new`, also replaces v at
+    /// `values` by o.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn close(
         c: &StepConstants,

@@ -1,4 +1,4 @@
-//! The layer step on V-last states; steps are those of the operators' headers.
+//! The layer step on V-last states; the numbers of steps are those of the operators' headers.
 
 use core::marker::PhantomData;
 
@@ -27,8 +27,7 @@ use crate::step::{LayerParams, StepConstants};
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes; a thread convolves up to `CHANNELS`
 /// channels.
 ///
-/// As many threads of a head as a block has columns, whole warps, own one each: they turn the head's sums into δ and o while
-/// the others wait.
+/// Whole warps of owners, with one column of the block per thread, turn a head's sums into δ and o while the other warps wait.
 pub struct VLast<
     G,
     S,
@@ -57,8 +56,8 @@ impl<
     const BLOCKS: u32 = V / Self::COLUMNS;
     /// Warps that own columns.
     const OWNERS: u32 = Self::COLUMNS / 32;
-    /// Shared memory: the mailboxes; k, then q; then of every head S k and S q of each column from each warp, δ rk of each column, v and then o,
-    /// KDA's α and GDN's, and the sums of squares.
+    /// Layout of shared memory: the mailboxes; k, then q; then for every head: each warp's part of S k and S q of each column, δ
+    /// rk of each column, v and later o, KDA's α of every channel, and the sums of squares.
     const KEYS: u32 = mail::BYTES;
     const Q: u32 = Self::KEYS + K * 4;
     const HEADS: u32 = Self::Q + K * 4;
@@ -69,7 +68,7 @@ impl<
     const HEAD_SUMS: u32 = Self::BLOCKS * Self::OWNERS;
     const HEAD_BYTES: u32 = Self::SUMS + (Self::HEAD_SUMS * 4).next_multiple_of(16);
 
-    /// Leaves a convolved channel where it is wanted: of k and q, in every block of the cluster.
+    /// Stores a convolved channel in its place: for k and q, in every block of the cluster.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give(part: &Part, y: f32) {
         let smem = dynamic_shared_mem();
@@ -89,7 +88,7 @@ impl<
         });
     }
 
-    /// Leaves q, k and v as they come, of the block's first head and of this one.
+    /// Stores q, k and v as given: q and k once per block (head `r` = 0), v of head `r`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn give_qkv(c: &StepConstants, tokens: &Tokens, share: Share, thread: u32, r: u32) {
         let smem = dynamic_shared_mem();
@@ -152,23 +151,23 @@ impl<
             );
         };
         let c = StepConstants::get();
-        // SAFETY: the mailboxes are the first of the block's shared memory.
+        // SAFETY: the mailboxes are at the start of the block's shared memory.
         unsafe { mail::open_and_arrive(&c, 2 * K, Self::HEAD_SUMS) };
         let (row, r) = Row::of_thread(c.h, c.ratio, c.tiled != 0, Self::THREADS);
         let thread = thread_idx_x() % Self::THREADS;
         let warp = thread / 32;
         let share = Share::of(thread, LANES).from(row.tile * Self::COLUMNS);
         let first = thread / LANES * ROWS as u32;
-        // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
+        // The owners rotate, because warps of the same index share a scheduler with those of other blocks.
         let owner = (warp + row.tile + row.hv + row.b) % Self::WARPS;
         let (owns, own) = (owner < Self::OWNERS, owner * 32 + lane_id());
         let column = share.first + own;
         let smem = dynamic_shared_mem();
         let head = smem + Self::HEADS + r * Self::HEAD_BYTES;
         // SAFETY: the caller's promise; a group owns its ROWS rows, a lane its share of each, an owner its column of o, a
-        // thread its channel of the convolution; what threads leave for each other is written by one, between the barriers
-        // that order it; what blocks send to each other as well, after the meeting for which their mailboxes are open, and
-        // read after these have it.
+        // thread its channel of the convolution; shared memory has one writer per place, between the barriers that order its
+        // accesses; each message between blocks too has one writer, is sent after the meeting for which the mailboxes are
+        // opened, and is read after it has arrived.
         unsafe {
             let place = Place::load(&c, params, row.b);
             let tokens = Tokens::new(&c, &params.step, row);
@@ -242,7 +241,7 @@ impl<
                 if !overflow(c.l2norm != 0, own) {
                     break own;
                 }
-                // Loaded again, so that nothing waits in registers for this.
+                // k and q are loaded again, so that they occupy no registers for this rare case.
                 let [of_k, of_q] = shrinking(own);
                 q = times(load_rows(smem + Self::Q + first * 4), of_q);
                 k = times(load_rows(smem + Self::KEYS + first * 4), of_k);
@@ -250,7 +249,7 @@ impl<
                 norms = Some(shrunk);
             };
             sync_threads();
-            // All that owners alone do is between two barriers: what is on both sides of one would make two copies of it.
+            // The owners' branch is between two barriers: a branch on both sides of a barrier would duplicate the barrier.
             if owns {
                 let q_scale = f32::from_bits(c.scale);
                 let factors = Factors::new(c.l2norm != 0, q_scale, norms, (decay, beta));
@@ -282,7 +281,7 @@ impl<
                     write.store::<S>(share, first + i as u32, S::narrow(&c, states[i]));
                 });
             }
-            // While these wait the block is there for what is sent to it.
+            // These threads wait for the mailbox, so the block does not exit before the sums have arrived.
             if c.has_norm != 0 && thread < Self::COLUMNS {
                 cluster::wait_mailbox(mail::of_sums());
                 let squares = sum_of(head + Self::SUMS, Self::HEAD_SUMS);

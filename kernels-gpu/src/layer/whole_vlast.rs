@@ -1,4 +1,4 @@
-//! The layer step on V-last states, whole heads a block: for batches that fill the GPU with them.
+//! The layer step on V-last states, whole heads per block: for batches that fill the GPU with whole heads.
 
 use core::marker::PhantomData;
 
@@ -22,10 +22,10 @@ use crate::row::Row;
 use crate::state::{FRAGMENT, Share, StateElement, check_v_last};
 use crate::step::{LayerParams, StepConstants};
 
-/// V-last states: all value heads of a query/key head, one after the other, each in one or several tiles of 8 · `LANES` columns;
-/// each group of `LANES` lanes has consecutive rows of a tile, `ROWS` of them a slice. All slices of a head are in shared memory:
-/// of each tile their products with k and q come first, then δ, then the new states, and behind them the next head's
-/// slices. As many threads as a tile has columns own one each.
+/// V-last states: all value heads of a query/key head, one after the other, each in one or several tiles of 8 · `LANES` columns.
+/// Each group of `LANES` lanes has consecutive rows of a tile, `ROWS` of them in a slice. All slices of a head are in shared
+/// memory. For each tile the block computes the products with k and q, then δ, then the new states; copies of the next head's
+/// slices follow into the same places. The first threads of the block own one column of the tile each.
 pub struct WholeVLast<
     G,
     S,
@@ -54,8 +54,8 @@ impl<
     const COLUMNS: u32 = LANES * FRAGMENT;
     /// Tiles of a head.
     const PARTS: u32 = V / Self::COLUMNS;
-    /// Shared memory: the slices of a head; S k and S q of each column of a tile from each warp; δ rk of each column; then
-    /// the heads'.
+    /// Layout of shared memory: the slices of a head; each warp's part of S k and S q of each column of a tile; δ rk of each
+    /// column; then the part of [`Whole`].
     const SUMS_OF_WARPS: u32 = Self::PARTS * Self::SLICES * Slices::<S, ROWS, THREADS>::SLICE_BYTES;
     const STEPS: u32 = Self::SUMS_OF_WARPS + Self::WARPS * Self::COLUMNS * 8;
 }
@@ -120,8 +120,7 @@ impl<
         let smem = dynamic_shared_mem();
         let (sums, steps) = (smem + Self::SUMS_OF_WARPS, smem + Self::STEPS);
         // SAFETY: the caller's promise; a group owns its rows, a lane its share of each, a thread its column and its channels
-        // of the convolution; what threads leave for each other is written by one, before the barrier that precedes its
-        // reads.
+        // of the convolution; shared memory has one writer per place, before the barrier that precedes its reads.
         unsafe {
             let place = Place::load(&c, params, row.b);
             let copies = Slices::<S, ROWS, THREADS>::new(smem, place.reads(), c.wide_state != 0);
@@ -131,7 +130,7 @@ impl<
             };
             let first_row = |i: u32| thread / LANES * Self::GROUP_ROWS + i * ROWS as u32;
             let ahead = Ahead::load::<Self>(&c, params, &place, row);
-            // Slice `i` of tile `part` of head `r`, where there is such a head.
+            // Starts the copy of slice `i` of tile `part` of head `r`, if the head exists.
             let start = |r: u32, part: u32, i: u32| {
                 let (at, is_there) = (part * Self::SLICES + i, r < c.ratio);
                 copies.start(at, is_there, share(part), || (head(r), first_row(i)));
@@ -152,7 +151,7 @@ impl<
             ];
             let mut norms = warp_norms(all[0], all[1]); // (1)
             if overflow(c.l2norm != 0, norms) {
-                // All warps have read them.
+                // All warps have read k and q after this barrier.
                 sync_threads();
                 let ([k, q], shrunk) = warp_shrunk(all, norms);
                 if warp == 0 {

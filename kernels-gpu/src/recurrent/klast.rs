@@ -26,8 +26,8 @@ use crate::step::{StepConstants, StepParams};
 
 /// K-last states: `ROWS` rows of S per group of [`lanes_of`] lanes; `THREADS` per block.
 ///
-/// Every group loads a single token for itself. Several tokens are prepared in shared memory, each by one group for the whole
-/// block; then all groups process them in order.
+/// With one new token and no previous one, each group loads the token into its own registers. Otherwise tokens are prepared in
+/// shared memory, each by one group for the whole block; then all groups process them in order.
 pub struct KLast<
     G,
     S,
@@ -71,7 +71,8 @@ impl<
         });
     }
 
-    /// Loads the token of this group's first turn, and v of the group's rows for the token with this lane's number.
+    /// Loads the first token that this group prepares (token index = group), and v of the group's rows for token index
+    /// `share.lane`. A missing token is replaced by the nearest one.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn load_turn(
         c: &StepConstants,
@@ -247,7 +248,8 @@ impl<const PARTS: usize> RawToken<PARTS> {
         (channels, may_overflow(c.l2norm != 0, elements))
     }
 
-    /// All lanes of the warp call it; `together`: all of the warp's groups have this token.
+    /// Converts the token. All lanes of the warp call it. `together`: all groups of the warp have the same token, so each
+    /// computes KDA's α of a part of the channels for all of them.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn values<G: Decays>(self, c: &StepConstants, lanes: u32, together: bool) -> Token<PARTS> {
         let (channels, may_overflow) = self.channels(c);
@@ -522,7 +524,8 @@ impl<
                 let slot = token.slot;
                 let v = v.to_f32(c.v_element);
                 let (mut states, o);
-                // With more rows, products that are kept until the norms are summed would take too many registers.
+                // With more rows `only_step` would take too many registers: it keeps the partial S k and S q of every row until
+                // they are reduced together with the norms.
                 if const { ROWS * PARTS <= 2 } {
                     let (channels, may_overflow) = token.channels(&c);
                     let gates = token.gates.values::<G>(&c, Self::LANES, true);
@@ -605,7 +608,8 @@ impl<
     }
 }
 
-/// Stores a lane's 8 values, half by half: so the lanes of a group fill whole rows of banks.
+/// Stores a lane's 8 values in two halves of 16 bytes: each store of a group then covers consecutive addresses, without bank
+/// conflicts.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels(smem: u32, share: Share, values: [f32; 8]) {
     let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);

@@ -5,7 +5,7 @@
 //! | 0 | 4 K | k, f32 |
 //! | `Q` | 4 K | q |
 //! | `VALUES` | 4 · TILE | v of the block's part of a state |
-//! | `FACTORS` | 20 | [`Factors`]; their α is GDN's |
+//! | `FACTORS` | 20 | [`Factors`], with GDN's α |
 //! | `SLOT` | 8 | with token slots: destination of the state after the token |
 //! | `DECAY` | 4 K | KDA: α of every channel |
 
@@ -82,7 +82,7 @@ pub trait Prepared {
     }
 }
 
-/// The description of a kernel whose blocks of `threads` threads have such tokens, for states of `S` with head dim `v`.
+/// The description of a kernel whose blocks of `threads` threads prepare tokens, for states of `S` with head dim `v`.
 pub const fn description<W: Prepared, S: StateElement>(
     layout: Layout,
     threads: u32,

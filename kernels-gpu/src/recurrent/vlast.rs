@@ -1,4 +1,4 @@
-//! Token by token on V-last states, which are in registers between tokens.
+//! Token by token on V-last states, which stay in registers between tokens.
 
 use core::marker::PhantomData;
 
@@ -29,10 +29,10 @@ use crate::step::{StepConstants, StepParams};
 
 /// V-last states: 8 · `LANES` columns per block, `ROWS` rows per group of `LANES` lanes.
 ///
-/// Warps prepare several tokens for the whole block, in shared memory; then all walk through them. Of a single token each
-/// thread loads what it multiplies by. As many threads as there are columns, whole warps, own one each: they turn the block's
-/// sums into δ and o while the others wait.
-/// Whatever `LANES` and `ROWS` are, sums over the rows are taken pair by pair, neighbours first.
+/// With one new token and no previous one, each thread loads its own factors from global memory. Otherwise tokens are prepared in
+/// shared memory, each by one warp for the whole block; then all warps process them in order. Whole warps of owners, with one
+/// column per thread, turn the block's sums into δ and o while the other warps wait. Sums over the rows are taken pair by pair,
+/// neighbours first, for any `LANES` and `ROWS`.
 pub struct VLast<G, S, const K: u32, const V: u32, const LANES: u32, const ROWS: usize>(
     PhantomData<(G, S)>,
 );
@@ -44,19 +44,19 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     const COLUMNS: u32 = LANES * FRAGMENT;
     const THREADS: u32 = K / ROWS as u32 * LANES;
     const WARPS: u32 = Self::THREADS / 32;
-    /// Shared memory: S k and S q of each column from each warp; then δ rk of each column; then the tokens.
+    /// Layout of shared memory: each warp's part of S k and S q of each column; then δ rk of each column; then the tokens.
     const STEPS: u32 = Self::WARPS * Self::COLUMNS * 8;
 
-    /// The column that this thread owns; `COLUMNS` or more where it owns none.
+    /// Column that this thread owns; `COLUMNS` or more if it owns none.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn owner(row: Row) -> u32 {
-        // Warps of the same index share a scheduler with those of other blocks: the owners rotate.
+        // The owners rotate, because warps of the same index share a scheduler with those of other blocks.
         let warp = thread_idx_x() / 32 + row.tile + row.hv + row.b;
         warp % Self::WARPS * 32 + lane_id()
     }
 
-    /// One new token and no previous one. Each thread loads k and q of its rows from global memory, and each warp computes KDA's α of
-    /// its rows, so that the products wait for no other warp. The first warp of the owners makes the factors.
+    /// Processes one new token without previous ones. Each thread loads k and q of its rows from global memory, and each warp
+    /// computes KDA's α of its rows, so that the products wait for no other warp. The first warp of owners computes the factors.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn decode(
         c: &StepConstants,
@@ -74,7 +74,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         let steps = sums + Self::STEPS;
         let smem = Self::token(c, 0);
         let o = tokens.o.at(0, share.first + owner);
-        // The powers of two that k and q are multiplied by are in the place of a prepared token's k.
+        // The powers of two by which k and q are multiplied take the place of a prepared token's k.
         let powers = smem;
         let start = slots.start::<S>(c, params, (row.hv, [K, V]));
         let mut raw = [[0; 8]; ROWS];
@@ -147,7 +147,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         loop {
             let sk = column_products(|r| decayed::<G, S>(c, raw[r], decay[r]), k);
             if G::per_channel(c) {
-                // Loaded again, lest the compiler keep all decayed rows for the second sums.
+                // Loaded again, because the compiler would otherwise keep all decayed rows in registers for the second sums.
                 decay = load_rows(decays);
             }
             let sq = column_products(|r| decayed::<G, S>(c, raw[r], decay[r]), q);
@@ -156,7 +156,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             if !is_first || !may_overflow {
                 break;
             }
-            // The block is of one mind: those that wait for the factors look at the powers.
+            // All threads of the block must decide alike: threads that did not compute the factors read the powers.
             let load_powers = || load_shared_b64(powers).map(f32::from_bits);
             if owner >= 32 {
                 let [of_k, of_q] = load_powers();
@@ -177,7 +177,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
             return;
         }
         sync_threads();
-        // Loaded again, KDA's decay is in no register while the block waits.
+        // KDA's decay is loaded again, so that it occupies no registers while the block waits.
         let decay = if G::per_channel(c) {
             load_rows(decays)
         } else {
@@ -195,7 +195,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         });
     }
 
-    /// Prepares all of `tokens` in shared memory, behind the `before` that are there; the warps take turns.
+    /// Prepares all of `tokens` in shared memory, after the `before` tokens that are there already. The warps take turns.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn prepare(
         c: &StepConstants,
@@ -244,7 +244,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         }
     }
 
-    /// Leaves this warp's part of S k and S q of every column in shared memory, after KDA's decay (2).
+    /// Decays KDA's states (2), then stores this warp's part of S k and S q of every column in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn products(
         c: &StepConstants,
@@ -269,7 +269,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         leave_products::<S, ROWS, LANES>(states, (k, q), share, sums);
     }
 
-    /// δ of the column `own`, left in shared memory, and its o.
+    /// Computes δ of column `own`, stores δ rk in shared memory, and returns o of the column.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn close(c: &StepConstants, token: u32, own: u32) -> f32 {
         let smem = Self::token(c, token);
@@ -285,7 +285,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
         factors.output(sq, delta) // (5)
     }
 
-    /// The state after the token.
+    /// Updates the states by prepared token `token`; δ rk of each column is in shared memory.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn update(
         c: &StepConstants,
@@ -323,7 +323,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     type Params = StepParams;
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
-        // Entries of other than 4 rows are for decodes: the assembler bounds their registers.
+        // Entries with 2 or more than 4 rows are for decode; the assembler chooses their register count.
         min_blocks_per_sm: if ROWS == 4 { 512 / Self::THREADS } else { 0 },
         ..description::<Self, S>(Layout::VLast, Self::THREADS, V)
     };
@@ -432,7 +432,7 @@ impl<G: Decays, S: StateElement, const K: u32, const V: u32, const LANES: u32, c
     }
 }
 
-/// A row that the products of a decode are taken from: KDA's after its decay (2); GDN's decay is in the factors.
+/// The row of S with which a decode's products are computed: with KDA, after its decay (2); GDN's decay is in the factors.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 fn decayed<G: Decays, S: StateElement>(
     c: &StepConstants,
@@ -446,10 +446,10 @@ fn decayed<G: Decays, S: StateElement>(
     s
 }
 
-/// Leaves this warp's part of S k and S q of every column at `sums`.
+/// Computes this warp's part of S k and S q of every column, and stores it at `sums`.
 ///
 /// # Safety
-/// The sums are this warp's to write; all of its lanes call it.
+/// Only this warp writes the sums; all of its lanes call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn leave_products<S: StateElement, const ROWS: usize, const LANES: u32>(
     states: &[[f32; 8]; ROWS],
@@ -462,10 +462,11 @@ pub(crate) unsafe fn leave_products<S: StateElement, const ROWS: usize, const LA
     leave_sums::<S, LANES>(sk, sq, share, sums)
 }
 
-/// Leaves this warp's part of S k and S q of every column at `sums`, of what this thread has of its own columns.
+/// Sums the lanes' parts of S k and S q of every column over the warp, and stores the sums at `sums`. `sk` and `sq` are this
+/// thread's parts, for its own columns.
 ///
 /// # Safety
-/// The sums are this warp's to write; all of its lanes call it.
+/// Only this warp writes the sums; all of its lanes call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
     sk: [f32; 8],
@@ -483,7 +484,7 @@ pub(crate) unsafe fn leave_sums<S: StateElement, const LANES: u32>(
     });
 }
 
-/// δ rk of this thread's columns; those of all columns are at `steps`.
+/// Loads δ rk of this thread's columns; `steps` has δ rk of all columns.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn load_steps<S: StateElement>(share: Share, steps: u32) -> [f32; 8] {
     let mut step = [0.0; 8];
@@ -496,7 +497,7 @@ unsafe fn load_steps<S: StateElement>(share: Share, steps: u32) -> [f32; 8] {
     step
 }
 
-/// The state after a token, whose δ rk of each column is at `steps`.
+/// Updates the states by a token; `steps` has its δ rk of each column.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn advance<G: Decays, S: StateElement, const ROWS: usize>(
     c: &StepConstants,
@@ -510,14 +511,14 @@ pub(crate) unsafe fn advance<G: Decays, S: StateElement, const ROWS: usize>(
     each!(r in 0..ROWS => {
         each!(i in 0..8 => {
             let s = states[r][i];
-            // KDA's has decayed.
+            // KDA's state is already decayed.
             let decayed = if G::per_channel(c) { s } else { decay * s };
             states[r][i] = fma(step[i], k[r], decayed); // (2) (4)
         });
     });
 }
 
-/// KDA's α of this lane's channels, padded to 4, of token `t`; then what [`Factors`] take: GDN's α (KDA's 1) and β.
+/// Gates of token `t`: KDA's α of this lane's channels, padded to 4; then the inputs of [`Factors`]: GDN's α (KDA: 1) and β.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn warp_gates<G: Decays, const K: u32>(
     c: &StepConstants,
@@ -545,7 +546,7 @@ pub(crate) unsafe fn warp_gates<G: Decays, const K: u32>(
     ([0.0; 4], (decay, beta))
 }
 
-/// α of this lane's channels, padded to 4, and β, of token `t`.
+/// α of this lane's channels, padded to 4, and β of token `t`.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn channel_gates<const K: u32>(
     c: &StepConstants,
@@ -576,8 +577,8 @@ pub(crate) fn warp_norms(k: [f32; 4], q: [f32; 4]) -> [f32; 3] {
     butterfly_sum([dot(k, k), dot(q, q), dot(k, q)], 1, 32)
 }
 
-/// k and q, whose [`warp_norms`], `sums`, [`overflow`], multiplied by [`shrinking`]'s powers, and their sums. All lanes of the warp
-/// call it.
+/// Multiplies k and q, whose [`warp_norms`] `sums` [`overflow`], by the powers of two from [`shrinking`]; returns both and their
+/// corrected sums. All lanes of the warp call it.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) fn warp_shrunk([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> ([[f32; 4]; 2], [f32; 3]) {
     let powers = shrinking(sums);
@@ -586,8 +587,8 @@ pub(crate) fn warp_shrunk([k, q]: [[f32; 4]; 2], sums: [f32; 3]) -> ([[f32; 4]; 
     ([k, q], shrunk(butterfly_sum_small(own, 32), powers))
 }
 
-/// This lane's channels of q, k or a gate: 2 of K = 64, of a larger K 4 of each of the first K/4 lanes; padded with zeros
-/// to 4.
+/// Loads this lane's channels of q, k or a gate, padded with zeros to 4: with K = 64 each lane has 2 channels, with a larger K
+/// each of the first K/4 lanes has 4.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) -> Raw<4> {
     let own = if K > 64 { 4 } else { 2 };
@@ -604,7 +605,7 @@ unsafe fn warp_channels<const K: u32>(address: u64, element: u32, wide: bool) ->
     }
 }
 
-/// Stores this lane's channels of a row of K, as [`warp_channels`] loads them.
+/// Stores this lane's channels of a row of K channels, in shared memory; lanes have the channels that [`warp_channels`] loads.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     let [x, y, z, w] = values.map(f32::to_bits);
@@ -617,10 +618,10 @@ pub(crate) unsafe fn store_channels<const K: u32>(smem: u32, values: [f32; 4]) {
     }
 }
 
-/// `ROWS` (2, or a multiple of 4) consecutive values.
+/// Loads `ROWS` (2, or a multiple of 4) consecutive values.
 ///
 /// # Safety
-/// They are there, aligned to 16 bytes or to all of them.
+/// The values are in shared memory at `smem`, which is a multiple of 16, or of 4 `ROWS` if that is less.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn load_rows<const ROWS: usize>(smem: u32) -> [f32; ROWS] {
     let mut values = [0.0; ROWS];

@@ -78,6 +78,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     let stage = Self::stage(i);
                     s = self.advance::<false>(s, j, (stage, stage + Self::HEAD));
                 } else {
+                    // Shared memory for the token's convolved q and k, and for the sums of the norm.
                     let room = Self::room(i, chunk.start);
                     // Loaded again, because no registers are free to keep it.
                     let place = Place::load(c, &params.layer, span.b);
@@ -138,19 +139,23 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let i = split::number_of(c, &row, &self.span);
         let mut s = [0.0; 64];
         if self.makes_output() && (i > 0 || row.ends_split(c.split, 0)) {
-            // The row's last part may write the slot that the row starts from, so the first part reads the copy.
+            // The first part does not read its slot, because the row's last part may overwrite the slot in this pass. The
+            // transition pass has stored a copy of the slot's state as the state of split 0.
             s = load_carried::<K>(self.split_state(&row, i));
         } else if i == 0 && !self.is_transition() {
             s = self.places().load(c, self.start(place), !place.is_fresh());
             if !self.makes_output() {
                 store_carried::<K>(self.split_state(&row, 0), &s);
+                // B starts from zeros. Exception: for a first part of one token the pass computes the state after the token
+                // directly, from the start state, and no S M is added.
                 if !split::is_direct(i, self.span.count) {
                     s = [0.0; 64];
                 }
             }
         } else if self.is_transition() {
             let thread = opaque(thread_idx_x());
-            // Row minus channel of element 0.
+            // M starts from `IDENTITY` · I. Element n is in row own + 8 half and channel thread % 4 · 2 + 8 j + e; it is on the
+            // diagonal if both are equal. `ahead`: row minus channel of element 0.
             let own = (self.first_of(thread) + thread / 32 % 4 * 16 + thread % 32 / 4) as i32;
             let ahead = own - (thread % 4 * 2) as i32;
             each!(n in 0..K as usize / 2 => {
@@ -246,7 +251,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let factors = head + FACTORS + lane_id() % 4 * 8;
         let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
         // Before the products, because the assembler waits for each product if these words are read while it runs. A transition
-        // needs no small values: it is as precise as the identity requires.
+        // is not checked for small values, because errors of M that are small relative to the identity do no harm.
         let is_small = range::is_small(a[0]) && !self.is_transition();
         // A transition has no o, so it needs neither the products of queries nor those of P.
         let makes_output = self.makes_output();
@@ -255,7 +260,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         } else {
             M::by_first::<K>(&a, stage)
         };
-        // While the products of keys run: load half of v and its factors, as much as registers hold.
+        // While the products of keys run: load half of v and its factors; registers hold no more.
         let (v, x) = (values::of_tile(c, tile, 0, own), factors_of(0, factors));
         let (of_keys, of_queries) = if makes_output {
             M::first(products)
@@ -293,6 +298,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             decayed,
             mut o,
         } = weighed;
+        // Added to the state: `decayed` times an image of k̂. With GDN that image is the one of the first products; with KDA it
+        // is a separate image at `ADDED`, decayed to the end of the chunk. Added to o: `plain` times P.
         let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
         let mut s = match (G::PER_CHANNEL, makes_output) {
             (true, true) => M::add::<K, 64>(s, state, &mut o, products),
@@ -429,15 +436,17 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
 struct Weighed {
     /// State, decayed to the end of the chunk.
     s: [f32; 64],
-    /// δ in f16.
+    /// δ in f16: left factor of the product with P, which is added to o.
     plain: [u32; 16],
-    /// δ, decayed to the end of the chunk, in f16.
+    /// δ times its factor for the state (kind 2 of [`factor`]), in f16: left factor of the product with k̂, which is added to
+    /// `s`. With GDN the factor has the decay to the end of the chunk; with KDA the image of k̂ has it.
     decayed: [u32; 16],
     /// The state's part of o.
     o: [f32; 32],
 }
 
-/// Loads the lane's two factors of kind `kind`, for tokens or channels from 8 `j` on.
+/// Loads the lane's two factors of kind `kind`, for tokens or channels from 8 `j` on. Kinds, for each token: 0 of S k̂, 1 of S
+/// q̂, 2 of δ in the update of the state; 3: the decay of the whole chunk, with KDA for each channel.
 ///
 /// # Safety
 /// `factors` are this lane's, in shared memory.

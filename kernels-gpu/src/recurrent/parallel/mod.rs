@@ -1,4 +1,4 @@
-//! Verify, update, commit and resume on the tensor cores; comments cite the steps of the operators' headers.
+//! Verify, update, commit and resume on the tensor cores; the numbers of steps are those of the operators' headers.
 
 mod around;
 pub(crate) mod channels;
@@ -35,8 +35,8 @@ use state::{StateRows, mask};
 use worker::Worker;
 
 /// Up to 8 new and 8 previous tokens on 16-bit K-last states (`S` = [`B16`](crate::state::B16)); up to 16 and 16 on any states
-/// (`S` = [`F32`](crate::state::F32), their type in shared memory): `WARPS` warps of `TILES16` tiles of 16 rows of S, and the
-/// solver.
+/// (`S` = [`F32`](crate::state::F32), their type in shared memory): `WARPS` workers with `TILES16` tiles of 16 rows of S each,
+/// and the solver.
 pub struct Parallel<G, S, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
     PhantomData<(G, S)>,
 );
@@ -83,7 +83,7 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
     }
 }
 
-/// Stops the compiler where a warp of the block does not have whole tiles, or its lanes whole tokens.
+/// Compile-time check that each warp of the block has whole tiles, and that its lanes have whole tokens.
 pub(crate) const fn check<B: Block>(tiles16: usize) {
     assert!(
         B::K == 64 || B::K == 128,
@@ -99,7 +99,7 @@ pub(crate) const fn check<B: Block>(tiles16: usize) {
     );
 }
 
-/// The body.
+/// The kernel body, which the kernels with and without convolution and norm share.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
 pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     c: StepConstants,
@@ -185,7 +185,7 @@ impl<'a, A> RowStep<'a, A> {
         self.around.live(&self.c, self.params) && self.tokens.live && previous_live
     }
 
-    /// The solver. GDN's tokens of both sets arrive together.
+    /// The solver. With GDN the workers hand over the tokens of both sets together.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn solve<B: Block, const TILES16: usize>(&self)
     where
@@ -220,7 +220,7 @@ impl<'a, A> RowStep<'a, A> {
         }
     }
 
-    /// A worker: all loads, then the previous tokens, then the new ones.
+    /// A worker: issues all loads, then processes the previous tokens, then the new ones.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn work<B: Block, const TILES16: usize>(&self)
     where
@@ -273,7 +273,7 @@ impl<'a, A> RowStep<'a, A> {
                 slots.start::<B::State>(c, self.params, head),
                 slots.is_fresh(),
             );
-            // A resume, and narrow accesses to states, leave no registers for them here.
+            // A resume, and narrow accesses to states, leave no registers for the scales here; they are loaded later.
             let mut scales = None;
             if c.previous_tokens == 0 && c.wide_state != 0 {
                 scales = Some(A::load_scales(self, &worker));
@@ -293,7 +293,7 @@ impl<'a, A> RowStep<'a, A> {
             } else {
                 if !made && let Some(inputs) = &previous {
                     worker.store_tokens(c, Operand::PreviousKey, inputs.keys, inputs.count);
-                    // f16 parts are made from tokens that are in range already.
+                    // f16 parts are computed from tokens that are already in range.
                     if !worker.state_f16 && worker.are_wild(c, Set::Previous) {
                         rarely();
                         worker.tame_stored(c, Set::Previous);
