@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use gated_delta::step::pending::Ring;
 use gated_delta::{
     Activation, DType, Formulation, IndexReport, Library, Options, StateLayout, StreamRef, Tensor,
 };
@@ -392,7 +393,11 @@ impl Problem {
         let Some([len, _]) = self.pending(b) else {
             return false;
         };
-        let flushes = tokens == 0 || len + tokens > self.most_pending();
+        let ring = Ring {
+            most: self.most_pending(),
+            entries: self.dim("pending.keys", 2),
+        };
+        let flushes = tokens == 0 || ring.flushes(len, tokens);
         self.is_fresh(b) || (len > 0 && flushes)
     }
 

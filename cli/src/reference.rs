@@ -146,42 +146,46 @@ pub(crate) fn scale_long_keys(
     let [Some(wanted), Some(wanted_updates), ..] = &mut truth.rings else {
         return;
     };
-    if !problem.options.qk_l2norm || h == 0 || dim == 0 {
+    if !problem.options.qk_l2norm || [h, hv, entries, dim, width].contains(&0) {
         return;
     }
-    for (i, (got, wanted)) in keys
-        .to_f64()
-        .chunks(dim)
-        .zip(wanted.chunks_mut(dim))
-        .enumerate()
-    {
-        let longest =
-            |one: &(&f64, &f64), other: &(&f64, &f64)| one.1.abs().total_cmp(&other.1.abs());
-        let Some((got, exact)) = got.iter().zip(wanted.iter()).max_by(longest) else {
-            continue;
-        };
-        let power = (got / exact).log2().round().exp2();
-        let is_long = exact.is_finite() && exact.abs() * (dim as f64).sqrt() >= LONG;
-        if !is_long || power == 1.0 || !power.is_normal() {
-            continue;
-        }
-        wanted.iter_mut().for_each(|k| *k *= power);
+    let got = keys.to_f64();
+    let pairs = got.chunks(dim).zip(wanted.chunks(dim));
+    let powers: Vec<f64> = pairs.map(|(got, exact)| power_of(got, exact)).collect();
+    for (i, power) in powers.iter().enumerate() {
+        wanted[i * dim..][..dim]
+            .iter_mut()
+            .for_each(|k| *k *= power);
         of_keys[i] *= power;
-        let (slot, head, entry) = (i / entries / h, i / entries % h, i % entries);
-        for value_head in 0..hv {
-            let of_head = match problem.options.head_map {
-                HeadMap::Tiled => value_head % h,
-                _ => value_head / (hv / h).max(1),
-            };
-            if of_head == head {
-                let at = (slot * hv + value_head) * entries + entry;
-                let updates = &mut wanted_updates[at * width..(at + 1) * width];
-                updates.iter_mut().for_each(|u| *u /= power);
-                for bound in of_updates.iter_mut().filter_map(|of| of.get_mut(at)) {
-                    *bound /= power;
-                }
-            }
+    }
+    for (at, updates) in wanted_updates.chunks_mut(width).enumerate() {
+        let (slot, value_head, entry) = (at / entries / hv, at / entries % hv, at % entries);
+        let head = match problem.options.head_map {
+            HeadMap::Grouped => value_head / (hv / h),
+            HeadMap::Tiled => value_head % h,
+        };
+        let power = powers[(slot * h + head) * entries + entry];
+        updates.iter_mut().for_each(|u| *u /= power);
+        for bound in of_updates.iter_mut().filter_map(|of| of.get_mut(at)) {
+            *bound /= power;
         }
+    }
+}
+
+/// The power of two that key `exact` was stored with as `got`; 1 if the key is not [`LONG`], or `got` is no such multiple.
+fn power_of(got: &[f64], exact: &[f64]) -> f64 {
+    let len = exact.len() as f64;
+    let pairs = got.iter().zip(exact);
+    let Some((got, exact)) = pairs.max_by(|one, other| one.1.abs().total_cmp(&other.1.abs()))
+    else {
+        return 1.0;
+    };
+    let power = (got / exact).log2().round().exp2();
+    let is_long = exact.is_finite() && exact.abs() * len.sqrt() >= LONG;
+    if is_long && power.is_normal() {
+        power
+    } else {
+        1.0
     }
 }
 

@@ -3,6 +3,7 @@
 //! The library has a type for each kind of launch. [`Arguments`] is one struct of optional tensors for all kinds, and
 //! [`Arguments::work`] makes the library's arguments from it, or names the contradiction.
 
+pub use gated_delta::Operator;
 use gated_delta::error::excludes;
 use gated_delta::step::Update;
 use gated_delta::step::pending::Rings;
@@ -10,8 +11,6 @@ use gated_delta::{
     Activation, BetaScale, Commit, Convolution, Error, Flush, Gates, GdnGates, Inputs, KdaBeta,
     KdaDecay, KdaGates, Norm, Options, Previous, States, Step, Stored, Tensor, Work,
 };
-
-pub use gated_delta::Operator;
 
 /// Value head dim V of the kernels with key head dim K = `key_dim`.
 #[must_use]
