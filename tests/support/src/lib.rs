@@ -24,7 +24,9 @@ use std::path::Path;
 use gated_delta::Entry;
 use gated_delta_kernels::constants::Element;
 use proptest::strategy::{BoxedStrategy, Strategy};
-use proptest::test_runner::{Config, FailurePersistence, FileFailurePersistence, TestRunner};
+use proptest::test_runner::{
+    Config, FailurePersistence, FileFailurePersistence, RngSeed, TestRunner,
+};
 
 use crate::backend::{Backend, simulator};
 use crate::case::Case;
@@ -39,6 +41,17 @@ pub fn depth() -> u32 {
         let number = depth.parse().ok().filter(|depth| *depth > 0);
         number.unwrap_or_else(|| panic!("GATED_DELTA_DEPTH: wanted 1 or more, got {depth}"))
     })
+}
+
+/// Seed of a random test. It is the same in every run of depth 1, so that a failure belongs to a change, and new in each deeper run.
+#[must_use]
+pub fn seed(subject: &str) -> u64 {
+    match depth() {
+        1 => subject.bytes().fold(1, |seed: u64, byte| {
+            seed.wrapping_mul(31).wrapping_add(byte.into())
+        }),
+        _ => rand::random(),
+    }
 }
 
 /// Runs `test` on `cases` × [`depth`] values of `strategy`, and panics with the smallest failing value. Seeds of failures are kept
@@ -67,6 +80,7 @@ fn run<V: Debug>(subject: &str, cases: u32, strategy: &BoxedStrategy<V>, test: &
     let config = Config {
         failure_persistence,
         cases: cases * depth(),
+        rng_seed: RngSeed::Fixed(seed(subject)),
         max_local_rejects: usual.max_local_rejects * depth(),
         max_global_rejects: usual.max_global_rejects * depth(),
         ..usual
