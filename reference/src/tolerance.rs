@@ -149,10 +149,12 @@ impl Tolerance {
     };
 
     /// Up to 8 tokens together: products of bf16, or of f32 split into two bf16 parts, summed in f32.
+    ///
+    /// `least` is for decays over several tokens, which are one factor: below the smallest normal number of f32 it is 0.
     pub const PARALLEL: Self = Self {
         state: 3e-4,
         output: 3e-4,
-        least: 0.0,
+        least: UNDERFLOW,
         keys: 0.0,
         terms: 0.1,
     };
