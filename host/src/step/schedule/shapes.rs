@@ -82,7 +82,7 @@ impl Problem {
                 true => WHOLE_BYTES,
                 false => ALONE_BYTES,
             };
-            shared_bytes = shared_bytes.max(alone.min(gpu.shared_bytes()));
+            shared_bytes = shared_bytes.max(alone.min(gpu.shared_bytes));
         }
         LaunchShape {
             shared_bytes,

@@ -198,11 +198,8 @@ const GPUS: [(&str, u32, (u32, u32), u32); 8] = [
 #[test]
 fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
     for (name, multiprocessors, compute_capability, shared) in GPUS {
-        let gpu = Gpu {
-            multiprocessors,
-            compute_capability,
-        };
-        assert_eq!(gpu.shared_bytes(), shared * 1024, "{name}");
+        let gpu = Gpu::new(multiprocessors, compute_capability);
+        assert_eq!(gpu.shared_bytes, shared * 1024, "{name}");
         for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
             // With many tokens a block has no room for the largest number of heads.
             let most = kind.max_heads().unwrap_or(8);
@@ -212,6 +209,18 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
             }
         }
     }
+}
+
+/// A GPU that is used as another one has the kernels of the other, and no more shared memory than either.
+#[test]
+fn a_gpu_is_used_within_its_own_shared_memory() {
+    let [of_99, of_227] = [Gpu::new(170, (12, 0)), Gpu::new(132, (9, 0))];
+    assert_eq!(of_227.used_as((8, 9)), Gpu::new(132, (8, 9)));
+    assert_eq!(of_99.used_as((8, 0)).shared_bytes, 99 << 10);
+    assert_eq!(
+        of_99.used_as((8, 0)).machine(),
+        Gpu::new(170, (8, 0)).machine()
+    );
 }
 
 /// Checks that launches of any size get an entry that `gpu` has room and instructions for, or an error that says what is missing.
@@ -230,7 +239,7 @@ fn has_entries(name: &str, gpu: Gpu, kind: Kind) {
             Ok(entry) => {
                 assert!(kind.variants().any(|variant| variant == entry));
                 assert!(kind.ratio <= entry.max_ratio(), "{name}: {kind:?}");
-                assert!(kind.shared_bytes(entry) <= gpu.shared_bytes(), "{name}");
+                assert!(kind.shared_bytes(entry) <= gpu.shared_bytes, "{name}");
                 assert!(!entry.takes_clusters() || gpu.has_clusters(), "{name}");
                 assert!(alone || gpu.has_clusters(), "{name}: {kind:?}");
                 assert!(serves(entry, gpu.machine()), "{name}: {}", entry.name());

@@ -418,6 +418,50 @@ fn every_gpu_has_a_chain() {
     full().recipe_for(132, (9, 0)).unwrap();
 }
 
+/// GPUs with 99 KB have one stage of the scan for every GPU with K = 128, and two with K = 64 and 96. What
+/// decides is the shared memory of a block as the driver reports it, also of a GPU that is newer than every known one.
+#[test]
+fn stages_follow_from_shared_memory() {
+    let with = |dim| {
+        let v_dim = if dim == 96 { 192 } else { dim };
+        let [qk, v] =
+            [(2, dim), (4, v_dim)].map(|(heads, dim)| tensor(Bf16, &[1, 300, heads, dim]));
+        let gate = tensor(F32, &[1, 300, 4]);
+        let states = States::update(tensor(F32, &[8, 4, v_dim, dim]));
+        Gdn::new(
+            Inputs::qkv(qk, qk, v),
+            GdnGates::given(gate, gate),
+            v,
+            states,
+        )
+        .workspace(tensor(F32, &[1 << 24]))
+    };
+    for (name, capability, shared, stages) in [
+        ("A100", (8, 0), 163, [2, 2, 2]),
+        ("RTX 3090", (8, 6), 99, [2, 2, 1]),
+        ("RTX 4090, L40S", (8, 9), 99, [2, 2, 1]),
+        ("B200", (10, 0), 227, [2, 2, 2]),
+        ("RTX 5090", (12, 0), 99, [2, 2, 1]),
+        ("GB10", (12, 1), 99, [2, 2, 1]),
+        ("a newer one", (14, 0), 227, [2, 2, 2]),
+        ("a newer one", (14, 0), 99, [2, 2, 1]),
+    ] {
+        let gpu = Gpu {
+            shared_bytes: shared << 10,
+            ..Gpu::new(100, capability)
+        };
+        for (dim, stages) in [64, 96, 128].into_iter().zip(stages) {
+            let step = with(dim);
+            let problem = step.request().check_on(gpu).unwrap();
+            let got = problem.constants.stages;
+            assert_eq!(got, stages, "{name}, K = {dim}");
+            let recipe = step.request().recipe(gpu).unwrap();
+            let most = recipe.launches().map(|it| it.shape.shared_bytes).max();
+            assert!(most.unwrap() <= gpu.shared_bytes, "{name}, K = {dim}");
+        }
+    }
+}
+
 /// A prewarm covers every length and every promise: no launch finds a kernel missing.
 #[test]
 fn a_prewarm_is_of_every_length() {
