@@ -462,6 +462,24 @@ fn stages_follow_from_shared_memory() {
     }
 }
 
+/// A block of short rows has two value heads of a query/key head if blocks of one would need more than one wave.
+#[test]
+fn short_rows_take_two_heads_a_block_from_a_wave_on() {
+    let across = |rows, multiprocessors| {
+        let step = batch(rows, 40, None);
+        let recipe = step.recipe_for(multiprocessors, (9, 0)).unwrap();
+        let launch = recipe.launches().last().unwrap();
+        let symbol = launch.kernel.symbol();
+        assert_eq!(symbol, "gdn_prefill_short_k128_tile128");
+        launch.shape.grid[0]
+    };
+    // Rows have 32 value heads. An H200 has 132 multiprocessors, an H100 PCIe 114, an H20 78.
+    for (multiprocessors, most) in [(132, 4), (114, 3), (78, 2)] {
+        assert_eq!(across(most, multiprocessors), 2);
+        assert_eq!(across(most + 1, multiprocessors), 1);
+    }
+}
+
 /// A prewarm covers every length and every promise: no launch finds a kernel missing.
 #[test]
 fn a_prewarm_is_of_every_length() {
