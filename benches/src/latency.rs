@@ -197,7 +197,8 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     )?;
     let costs = || -> Result<String> {
         let mut text = String::new();
-        if !clock.is_over() {
+        // The bare launches next to them are those of the GPU itself.
+        if !clock.is_over() && options.machine.is_none() {
             text = host_costs(&library, &timer.stream)?;
         }
         if options.prewarm {
