@@ -185,7 +185,10 @@ impl Heads {
 }
 
 /// Parses an architecture, `sm_` and ten times the compute capability.
-fn capability(text: &str) -> Result<(u32, u32), String> {
+///
+/// # Errors
+/// Another text.
+pub fn capability(text: &str) -> Result<(u32, u32), String> {
     let number = text
         .strip_prefix("sm_")
         .and_then(|digits| digits.parse().ok());
