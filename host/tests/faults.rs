@@ -195,6 +195,32 @@ fn no_kernel_asks_for_more_shared_memory_than_the_gpu_has() {
     });
 }
 
+/// The GPU has 99 KiB of shared memory for a block, and no clusters.
+#[test]
+fn a_gpu_is_used_as_another_one_within_its_own_means() {
+    on_stand_in(|_, context| {
+        for (capability, is_possible) in [
+            ((8, 0), false),
+            ((8, 6), true),
+            ((8, 9), true),
+            ((9, 0), false),
+            ((12, 0), false),
+            ((7, 5), false),
+        ] {
+            match Library::for_capability(context, capability) {
+                Ok(library) => {
+                    assert!(is_possible, "{capability:?}");
+                    library.prewarm(&prompt(300, 128).unwrap()).unwrap();
+                }
+                Err(error) => {
+                    assert!(!is_possible, "{capability:?}: {error}");
+                    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+                }
+            }
+        }
+    });
+}
+
 /// Out of memory in each call before the first launch.
 #[test]
 fn a_first_launch_that_fails_leaves_nothing_and_may_be_tried_again() {
