@@ -419,3 +419,27 @@ fn turns(
         nanos[ROUNDS / 2]
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A report of any GPU has these times: every case has kernels there.
+    #[test]
+    fn every_gpu_has_kernels_for_every_case() {
+        for (multiprocessors, capability) in [
+            (108, (8, 0)),
+            (82, (8, 6)),
+            (128, (8, 9)),
+            (148, (10, 0)),
+            (170, (12, 0)),
+        ] {
+            for case in cases(1 << 20).unwrap().0 {
+                let recipe = case.work.recipe_for(multiprocessors, capability);
+                let recipe =
+                    recipe.unwrap_or_else(|error| panic!("{}, {capability:?}: {error}", case.name));
+                assert!(recipe.launches().count() > 0);
+            }
+        }
+    }
+}

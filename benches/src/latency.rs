@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser as _;
-use gated_delta::driver::{Context, Device};
+use gated_delta::driver::{Context, Device, attribute, driver};
 use gated_delta::{Entry, Library};
 use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};
 use humantime::format_rfc3339_seconds;
@@ -197,7 +197,8 @@ pub fn run(options: &Options, again: &[&str]) -> Result<Outcome> {
     )?;
     let costs = || -> Result<String> {
         let mut text = String::new();
-        if !clock.is_over() {
+        // The bare launches next to them are those of the GPU itself.
+        if !clock.is_over() && options.machine.is_none() {
             text = host_costs(&library, &timer.stream)?;
         }
         if options.prewarm {
@@ -226,6 +227,7 @@ fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     match Device::get(0) {
         Ok(device) => {
+            writeln!(outcome.text, "{}", about(device)?)?;
             let tested = library_on(&Context::primary(device)?, options)?.self_test();
             match tested {
                 Ok(tested) => writeln!(
@@ -252,6 +254,29 @@ fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
         outcome.failures.extend(part.failures);
     }
     Ok(outcome)
+}
+
+/// The properties of a GPU that its kernels are chosen by, and its driver.
+fn about(device: Device) -> Result<String, gated_delta::Error> {
+    let (major, minor) = device.compute_capability()?;
+    let [multiprocessors, shared, l2] = [
+        attribute::MULTIPROCESSOR_COUNT,
+        attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        attribute::L2_CACHE_SIZE,
+    ]
+    .map(|which| device.attribute(which));
+    let mut version = 0;
+    // SAFETY: `version` is written.
+    unsafe { driver()?.driver_get_version(&raw mut version) }?;
+    Ok(format!(
+        "{}, sm_{major}{minor}: {} multiprocessors, {} KiB of shared memory for a block, {} MiB of L2; driver CUDA {}.{}",
+        device.name()?,
+        multiprocessors?,
+        shared? >> 10,
+        l2? >> 20,
+        version / 1000,
+        version % 1000 / 10
+    ))
 }
 
 /// The library for the GPU of `context`, with the kernels of the compute capability in the options, if there is one.

@@ -151,8 +151,8 @@ pub struct Options {
     #[arg(long, conflicts_with_all = CHOICES, conflicts_with_all = ["all", "prefill", "deferred", "host", "save", "compare", "tune"])]
     pub report: bool,
     /// Use the kernels and the shared memory of a GPU of this compute capability (sm_80, sm_89) on the GPU here. Records are those of
-    /// another GPU, "NAME as sm_80".
-    #[arg(long, value_name = "sm_XY", value_parser = capability)]
+    /// another GPU, "NAME as sm_80". The host's times are left out.
+    #[arg(long, value_name = "sm_XY", value_parser = capability, conflicts_with = "host")]
     pub machine: Option<(u32, u32)>,
     /// Print the time of the preparation in this process, in ms, and end.
     #[arg(long, hide = true)]
@@ -185,7 +185,10 @@ impl Heads {
 }
 
 /// Parses an architecture, `sm_` and ten times the compute capability.
-fn capability(text: &str) -> Result<(u32, u32), String> {
+///
+/// # Errors
+/// Another text.
+pub fn capability(text: &str) -> Result<(u32, u32), String> {
     let number = text
         .strip_prefix("sm_")
         .and_then(|digits| digits.parse().ok());

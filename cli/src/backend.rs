@@ -143,16 +143,27 @@ impl Backend {
     /// # Errors
     /// For [`Choice::Cuda`], the reason that there is no GPU.
     pub fn pick(choice: Choice) -> Result<Self, Error> {
+        Self::pick_as(choice, None)
+    }
+
+    /// Opens the chosen backend, with the kernels and the shared memory of a GPU of compute capability `machine` if that is given.
+    ///
+    /// # Errors
+    /// As for [`pick`](Self::pick); for a GPU that lacks what such a GPU has; for the reference, which has no kernels.
+    pub fn pick_as(choice: Choice, machine: Option<(u32, u32)>) -> Result<Self, Error> {
         let simulator = |reason| Self::Simulator {
-            library: Library::simulator(),
+            library: machine.map_or_else(Library::simulator, Library::simulator_of),
             reason,
         };
+        let cuda = || Cuda::first_as(machine);
         match choice {
+            Choice::Reference if machine.is_some() => Err(Error::Input(
+                "machine: wanted none with the reference, which has no kernels".to_owned(),
+            )),
             Choice::Auto => {
-                Ok(Cuda::first()
-                    .map_or_else(|error| simulator(Some(error.to_string())), Self::Cuda))
+                Ok(cuda().map_or_else(|error| simulator(Some(error.to_string())), Self::Cuda))
             }
-            Choice::Cuda => Ok(Self::Cuda(Cuda::first()?)),
+            Choice::Cuda => Ok(Self::Cuda(cuda()?)),
             Choice::Sim => Ok(simulator(None)),
             Choice::Reference => Ok(Self::Reference),
         }

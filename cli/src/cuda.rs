@@ -25,10 +25,22 @@ impl Cuda {
     /// # Errors
     /// The reason that there is none.
     pub fn first() -> Result<Self, Error> {
+        Self::first_as(None)
+    }
+
+    /// The first GPU of the driver, with the kernels of a GPU of compute capability `machine` if that is given.
+    ///
+    /// # Errors
+    /// As for [`first`](Self::first); for a GPU that lacks what such a GPU has.
+    pub fn first_as(machine: Option<(u32, u32)>) -> Result<Self, Error> {
         let device = Device::get(0)?;
         let context = Context::primary(device)?;
+        let library = match machine {
+            Some(machine) => Library::for_capability(&context, machine)?,
+            None => Library::new(&context),
+        };
         Ok(Self {
-            library: Library::new(&context),
+            library,
             stream: Stream::new(&context)?,
             name: device.name()?,
             context,

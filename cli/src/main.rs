@@ -9,7 +9,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use gated_delta::Entry;
 use gated_delta_benches::latency::{self, Outcome};
-use gated_delta_benches::options::Options;
+use gated_delta_benches::options::{Options, capability};
 use gated_delta_cli::demo::Demo;
 use gated_delta_cli::model::Model;
 use gated_delta_cli::{Backend, Choice, Error, Report, check, file, info, note};
@@ -94,6 +94,9 @@ struct How {
     /// Kernel to run instead of the selected one, by its name in `gated-delta info`
     #[arg(long, value_name = "ENTRY", value_parser = entry)]
     variant: Option<Entry>,
+    /// Use the kernels and the shared memory of a GPU of this compute capability: sm_80, sm_89
+    #[arg(long, value_name = "sm_XY", value_parser = capability)]
+    machine: Option<(u32, u32)>,
 }
 
 fn entry(name: &str) -> Result<Entry, String> {
@@ -143,7 +146,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
             seed,
             backend,
         }) => {
-            let backend = pick(backend)?;
+            let backend = pick(backend, None)?;
             Demo {
                 model,
                 batch: batch.map(usize::from),
@@ -156,7 +159,7 @@ fn run(cli: Cli) -> Result<Report, Error> {
         Command::Run { input, output, how } => {
             let problem = file::read(&input)?;
             let output = file::output_path(&input, &output)?;
-            let outputs = pick(how.backend)?.run(&problem, how.variant)?;
+            let outputs = pick(how.backend, how.machine)?.run(&problem, how.variant)?;
             file::write(&output, &problem, &outputs)?;
             let mut json = outputs.json();
             json["output"] = json!(output.to_string_lossy());
@@ -168,7 +171,12 @@ fn run(cli: Cli) -> Result<Report, Error> {
         }
         Command::Check { input, how } => {
             let (problem, expected) = file::read_with_expected(&input)?;
-            check::check(&pick(how.backend)?, &problem, &expected, how.variant)
+            check::check(
+                &pick(how.backend, how.machine)?,
+                &problem,
+                &expected,
+                how.variant,
+            )
         }
         Command::Info => info::info(),
         Command::Bench(options) => bench(&options),
@@ -201,9 +209,13 @@ fn bench(options: &Options) -> Result<Report, Error> {
 }
 
 /// Opens the chosen backend and tells the user which one it is.
-fn pick(choice: Choice) -> Result<Backend, Error> {
-    let backend = Backend::pick(choice)?;
-    note(&format!("backend: {backend}"));
+fn pick(choice: Choice, machine: Option<(u32, u32)>) -> Result<Backend, Error> {
+    let backend = Backend::pick_as(choice, machine)?;
+    let machine = machine.map(|(major, minor)| format!(", as sm_{major}{minor}"));
+    note(&format!(
+        "backend: {backend}{}",
+        machine.unwrap_or_default()
+    ));
     Ok(backend)
 }
 

@@ -8,7 +8,7 @@ use gated_delta_kernels::entries::Entry;
 use gated_delta_kernels::launch::LaunchShape;
 use gated_delta_kernels::machine;
 
-use crate::driver::{Context, Current, Driver, Module, RawFunction, attribute};
+use crate::driver::{Context, Current, Device, Driver, Module, RawFunction, attribute};
 use crate::enqueue::enqueue;
 #[cfg(feature = "simulator")]
 use crate::enqueue::simulate;
@@ -103,13 +103,14 @@ impl Library {
     /// [`Error::Driver`].
     pub fn for_capability(context: &Context, capability: (u32, u32)) -> Result<Self, Error> {
         let own = context.device().compute_capability()?;
-        let own_machine = machine::of_capability(own);
+        let own_gpu = gpu_of(context.device());
+        let own_machine = own_gpu.machine();
         let has_instructions = match machine::of_capability(capability) {
             machine::AMPERE => capability >= (8, 0),
             machine::HOPPER => own_machine == machine::HOPPER,
             _ => own_machine >= machine::HOPPER,
         };
-        if !has_instructions || machine::shared_bytes(capability) > machine::shared_bytes(own) {
+        if !has_instructions || machine::shared_bytes(capability) > own_gpu.shared_bytes {
             return Err(Error::Unsupported {
                 what: "compute capability",
                 got: format!(
@@ -197,26 +198,15 @@ impl Library {
         }
     }
 
-    /// Properties of the GPU that the choice of a variant depends on. In the simulator these are an H200's, with the library's
-    /// compute capability if it has one. If the driver does not report the number of multiprocessors, an H200's number is used.
+    /// Properties of the GPU that the choice of a variant depends on; in the simulator an H200's. A library for another compute
+    /// capability has the shared memory of that capability.
     pub(crate) fn gpu(&self) -> Gpu {
         *self.0.gpu.get_or_init(|| {
-            let Some(device) = self.context().map(Context::device) else {
-                return Gpu {
-                    compute_capability: (self.0.capability)
-                        .unwrap_or(MEASURED_ON.compute_capability),
-                    ..MEASURED_ON
-                };
-            };
-            let count = device.attribute(attribute::MULTIPROCESSOR_COUNT);
-            let count = count.ok().and_then(|count| u32::try_from(count).ok());
-            Gpu {
-                multiprocessors: count
-                    .filter(|&count| count > 0)
-                    .unwrap_or(MEASURED_ON.multiprocessors),
-                // If the driver does not report it, assume a GPU without optional features.
-                compute_capability: (self.0.capability)
-                    .unwrap_or_else(|| device.compute_capability().unwrap_or((0, 0))),
+            let device = self.context().map(Context::device);
+            let gpu = device.map_or(MEASURED_ON, gpu_of);
+            match self.0.capability {
+                Some(capability) => gpu.used_as(capability),
+                None => gpu,
             }
         })
     }
@@ -328,6 +318,11 @@ impl Library {
         };
         self.0.caches[entry as usize].get_or_compile(constants, || {
             self.check_runs(entry)?;
+            // A launch may ask for more shared memory than the kernel needs.
+            let shared_bytes = match entry.overlaps() {
+                true => shared_bytes.max(WHOLE_BYTES.min(self.gpu().shared_bytes)),
+                false => shared_bytes,
+            };
             let (module, function) = compile(context, entry, constants, shared_bytes)?;
             match &self.0.unloaded {
                 Some(modules) => modules
@@ -402,7 +397,26 @@ impl Entered<'_> {
     }
 }
 
-/// Writes the constants into the PTX of the entry, and lets the driver compile and load it.
+/// Properties of a GPU. If the driver does not report the number of multiprocessors, an H200's number is used; if it does not report
+/// the shared memory of a block, that of the compute capability.
+fn gpu_of(device: Device) -> Gpu {
+    let number = |attribute| {
+        let number = u32::try_from(device.attribute(attribute).ok()?).ok()?;
+        Some(number).filter(|&number| number > 0)
+    };
+    let multiprocessors = number(attribute::MULTIPROCESSOR_COUNT);
+    // If the driver does not report it, assume a GPU without optional features.
+    let capability = device.compute_capability().unwrap_or((0, 0));
+    let count = multiprocessors.unwrap_or(MEASURED_ON.multiprocessors);
+    let gpu = Gpu::new(count, capability);
+    let shared_bytes = number(attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    Gpu {
+        shared_bytes: shared_bytes.unwrap_or(gpu.shared_bytes),
+        ..gpu
+    }
+}
+
+/// Writes the constants into the PTX of the entry, and lets the driver compile and load it. A launch may ask for `shared_bytes`.
 fn compile(
     context: &Context,
     entry: Entry,
@@ -416,11 +430,6 @@ fn compile(
     let function = module.function(&name)?;
     // Under lazy loading this query loads the code now, rather than at the first launch.
     function.attribute(attribute::FUNCTION_NUM_REGS)?;
-    // A launch may ask for more shared memory than the kernel needs.
-    let shared_bytes = match entry.overlaps() {
-        true => shared_bytes.max(WHOLE_BYTES),
-        false => shared_bytes,
-    };
     if shared_bytes > DEFAULT_SHARED_BYTES {
         function.set_shared_bytes(shared_bytes)?;
     }

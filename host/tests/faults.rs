@@ -15,8 +15,8 @@ use std::{env, thread};
 
 use gated_delta::driver::{Context, Device, DeviceMemory, Graph, Module, Stream};
 use gated_delta::{
-    DType, Error, Inputs, Kda, KdaBeta, KdaDecay, KdaGates, Library, Options, Previous,
-    StateLayout, States, Stored, StreamRef, Tensor, Work,
+    DType, Error, Gdn, GdnGates, Inputs, Kda, KdaBeta, KdaDecay, KdaGates, Library, Options,
+    Previous, StateLayout, States, Stored, StreamRef, Tensor, Work,
 };
 
 /// Name of the test that this process runs with the stand-in as its driver.
@@ -163,6 +163,62 @@ fn args(heads: usize) -> Result<Kda<'static>, Error> {
 fn launch(library: &Library, heads: usize) -> Result<(), Error> {
     // SAFETY: the stand-in runs nothing.
     unsafe { library.launch(StreamRef::default_stream(), &args(heads)?) }
+}
+
+/// Arguments of a prefill of one row, with K = V = `dim`.
+fn prompt(tokens: usize, dim: usize) -> Result<Gdn<'static>, Error> {
+    let of = |dtype, dims: &[usize]| {
+        // SAFETY: the stand-in accesses no address.
+        unsafe { Tensor::from_raw(0x10_0000, dtype, dims) }
+    };
+    let qkvo = of(DType::Bf16, &[1, tokens, 2, dim])?;
+    let gate = of(DType::F32, &[1, tokens, 2])?;
+    let states = States::update(of(DType::F32, &[1, 2, dim, dim])?);
+    let inputs = Inputs::qkv(qkvo, qkvo, qkvo);
+    let prompt = Gdn::new(inputs, GdnGates::given(gate, gate), qkvo, states);
+    Ok(prompt.workspace(of(DType::F32, &[1 << 24])?))
+}
+
+/// A scan that overlaps other launches may take a multiprocessor's whole shared memory, which is 99 KiB here. The driver refuses more.
+#[test]
+fn no_kernel_asks_for_more_shared_memory_than_the_gpu_has() {
+    on_stand_in(|stand_in, context| {
+        for dim in [64, 128] {
+            let library = Library::new(context);
+            for tokens in [1, 40, 300, 8192] {
+                let prompt = prompt(tokens, dim).unwrap();
+                // SAFETY: the stand-in runs nothing.
+                unsafe { library.launch(StreamRef::default_stream(), &prompt) }.unwrap();
+            }
+        }
+        assert!(stand_in.calls("cuFuncSetAttribute") > 0);
+    });
+}
+
+/// The GPU has 99 KiB of shared memory for a block, and no clusters.
+#[test]
+fn a_gpu_is_used_as_another_one_within_its_own_means() {
+    on_stand_in(|_, context| {
+        for (capability, is_possible) in [
+            ((8, 0), false),
+            ((8, 6), true),
+            ((8, 9), true),
+            ((9, 0), false),
+            ((12, 0), false),
+            ((7, 5), false),
+        ] {
+            match Library::for_capability(context, capability) {
+                Ok(library) => {
+                    assert!(is_possible, "{capability:?}");
+                    library.prewarm(&prompt(300, 128).unwrap()).unwrap();
+                }
+                Err(error) => {
+                    assert!(!is_possible, "{capability:?}: {error}");
+                    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+                }
+            }
+        }
+    });
 }
 
 /// Out of memory in each call before the first launch.

@@ -45,7 +45,7 @@ fn differential(families: &[Family], adjust: impl Fn(&mut Spec) + Sync) {
         let (cases, states) = cases(family);
         let is_of_family = |entry: &Entry| Family::all_of(*entry).contains(&family);
         let entries: Vec<Entry> = Entry::ALL.iter().copied().filter(is_of_family).collect();
-        // Inter-chunk scans for other GPUs than Hopper run on two such machines in turn. All other entries run on Hopper.
+        // Inter-chunk scans for other GPUs than Hopper run on three such machines in turn. All other entries run on Hopper.
         let (portable, usual): (Vec<Entry>, Vec<Entry>) =
             (entries.iter()).partition(|entry| is_portable_chain(**entry));
         let groups = [usual, portable].into_iter().filter_map(|group| {

@@ -22,7 +22,11 @@ const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_90", "sm_100", "sm_120", HOPPER];
 /// Hopper with features that no other architecture has: its warpgroup instructions.
 const HOPPER: &str = "sm_90a";
 
-/// Entries that may spill on an architecture, and how many bytes (docs/lab-notes.md, Spills that are kept). Blocks of 9 warps have 168
+/// Architectures of the other GPUs, which [`Scope::On`] also assembles for: with [`ARCHITECTURES`] all that `host/docs/engines.md` names but
+/// sm_87. Their instructions are those of sm_80, sm_100 and sm_120.
+pub const FURTHER: [&str; 4] = ["sm_86", "sm_89", "sm_103", "sm_121"];
+
+/// Entries that may spill on an architecture and on those of the same major number, and how many bytes (docs/lab-notes.md, Spills that are kept). Blocks of 9 warps have 168
 /// registers a thread, two of them on a multiprocessor 112.
 const KEPT_SPILLS: [(Entry, &str, u32); 4] = [
     (Entry::gdn_mtp_parallel_f32_k128_tile128, "sm_80", 24),
@@ -49,39 +53,67 @@ pub enum Scope<'a> {
     Part,
     /// Entries whose name contains this text; assembled with every profile, for [`QUICK`] alone.
     Only(&'a str),
+    /// Compiled: all. Assembled: the selection, for these architectures.
+    On(&'a [String], Selection<'a>),
+}
+
+/// Entries and profiles to assemble. An empty list selects all of them.
+#[derive(Clone, Copy)]
+pub struct Selection<'a> {
+    /// Texts of which an entry's name contains one.
+    pub entries: &'a [String],
+    /// Names of profiles.
+    pub profiles: &'a [String],
+}
+
+impl Selection<'_> {
+    fn has(self, entry: Entry, profile: &Profile) -> bool {
+        let (entries, profiles) = (self.entries, self.profiles);
+        (entries.is_empty() || entries.iter().any(|text| entry.name().contains(text)))
+            && (profiles.is_empty() || profiles.contains(&profile.name()))
+    }
 }
 
 /// See [`Scope::Part`].
 const PART: usize = 4;
 
-/// Architectures that `entry` is assembled for. Clusters need Hopper or newer, warpgroup instructions need Hopper itself.
-fn served(entry: Entry) -> Vec<&'static str> {
+/// The architectures that `entry` is assembled for. Clusters need Hopper or newer, warpgroup instructions need Hopper itself.
+fn served<'a>(entry: Entry, architectures: &[&'a str]) -> Vec<&'a str> {
     let (warpgroups, clusters) = (entry.takes_warpgroups(), entry.takes_clusters());
     let is_served = |architecture: &&str| match *architecture {
         HOPPER => warpgroups,
-        "sm_80" => !warpgroups && !clusters,
+        it if machine_of(it) < machine::HOPPER => !warpgroups && !clusters,
         _ => !warpgroups,
     };
-    ARCHITECTURES.into_iter().filter(is_served).collect()
+    let all = architectures.iter().copied();
+    all.filter(is_served).collect()
 }
 
-impl Scope<'_> {
+impl<'a> Scope<'a> {
+    /// Architectures that any entry is assembled for.
+    fn architectures(self) -> Vec<&'a str> {
+        match self {
+            Self::On(architectures, _) => architectures.iter().map(String::as_str).collect(),
+            _ => ARCHITECTURES.to_vec(),
+        }
+    }
+
     /// Architectures and numbered profiles that the `number`-th entry, with this text, is assembled for.
-    fn jobs(self, number: usize, entry: Entry, text: &str) -> Vec<(&'static str, usize, Profile)> {
-        let served = served(entry);
+    fn jobs(self, number: usize, entry: Entry, text: &str) -> Vec<(&'a str, usize, Profile)> {
+        let served = served(entry, &self.architectures());
         let first = hash::of_text(text).bytes().next().unwrap_or(0) as usize;
-        let is_taken = |profile: usize, place: usize, architecture: &str| match self {
+        let is_taken = |n: usize, profile: &Profile, place: usize, architecture: &str| match self {
             Self::All => true,
             Self::Part => {
-                (first + profile).is_multiple_of(PART)
-                    && place == (number + profile / PART) % served.len()
+                (first + n).is_multiple_of(PART) && place == (number + n / PART) % served.len()
             }
             Self::Only(only) => entry.name().contains(only) && QUICK.contains(&architecture),
+            Self::On(_, selection) => selection.has(entry, profile),
         };
         let mut jobs = Vec::new();
         for (place, &architecture) in served.iter().enumerate() {
             for (n, profile) in profiles::of(entry).into_iter().enumerate() {
-                if is_taken(n, place, architecture) {
+                if is_taken(n, &profile, place, architecture) {
                     jobs.push((architecture, n, profile));
                 }
             }
@@ -118,12 +150,21 @@ pub fn substitute(text: &str, values: &[(&str, u32)], architecture: &str) -> Str
     })
 }
 
-/// The machine (see [`machine`]) of an architecture, whose name is `sm_` and ten times its compute capability.
-pub fn machine_of(architecture: &str) -> u32 {
+/// The compute capability of an architecture, whose name is `sm_` and ten times this number.
+fn capability_of(architecture: &str) -> (u32, u32) {
     let digits = architecture.trim_start_matches(|c: char| !c.is_ascii_digit());
     let number = digits.trim_end_matches(|c: char| !c.is_ascii_digit());
     let capability: u32 = number.parse().unwrap_or(0);
-    machine::of_capability((capability / 10, capability % 10))
+    (capability / 10, capability % 10)
+}
+
+fn major_of(architecture: &str) -> u32 {
+    capability_of(architecture).0
+}
+
+/// The machine (see [`machine`]) of an architecture.
+pub fn machine_of(architecture: &str) -> u32 {
+    machine::of_capability(capability_of(architecture))
 }
 
 /// Assembles `text` for `architecture` into `directory`. Returns the object and what ptxas printed.
@@ -147,6 +188,22 @@ pub fn assemble(
         bail!("ptxas ended with {}\n{}", output.status, printed.trim_end());
     }
     Ok((object, printed.into_owned()))
+}
+
+/// `cargo xtask assemble`: assembles entries for other architectures than `cargo xtask ptx` does, [`FURTHER`] by default.
+pub fn on(architectures: &[String], selection: Selection<'_>) -> Result<()> {
+    let further = FURTHER.map(str::to_owned);
+    let architectures = match architectures {
+        [] => &further[..],
+        given => given,
+    };
+    for name in selection.profiles {
+        let mut entries = Entry::ALL.iter();
+        if !entries.any(|&entry| profiles::find(entry, name).is_ok()) {
+            bail!("no entry has a profile {name}");
+        }
+    }
+    check(Scope::On(architectures, selection)).map(drop)
 }
 
 /// Checks the text of every committed entry, assembles the entries of `scope`, and prints their registers and shared memory. A text
@@ -182,7 +239,7 @@ pub fn check(scope: Scope<'_>) -> Result<Registers> {
             let key = known::key(&assembler, architecture, &text);
             let kept = KEPT_SPILLS
                 .iter()
-                .find(|of| (of.0, of.1) == (entry, architecture));
+                .find(|of| of.0 == entry && major_of(of.1) == major_of(architecture));
             let most = kept.map_or(0, |(.., bytes)| *bytes);
             let usage = known
                 .usage(&key, || usage(&tools, &text, architecture, most))
@@ -198,13 +255,11 @@ pub fn check(scope: Scope<'_>) -> Result<Registers> {
         })
         .collect();
 
+    let architectures = scope.architectures();
     let mut table = Table::new();
     table.load_style(comfy_table::presets::ASCII_MARKDOWN);
-    table.set_header(
-        ["entry", "threads", "shared"]
-            .into_iter()
-            .chain(ARCHITECTURES),
-    );
+    let header = ["entry", "threads", "shared"].into_iter();
+    table.set_header(header.chain(architectures.iter().copied()));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -235,7 +290,7 @@ pub fn check(scope: Scope<'_>) -> Result<Registers> {
         if registers.is_empty() {
             continue;
         }
-        let cells = ARCHITECTURES.map(|architecture| {
+        let cells = architectures.iter().map(|architecture| {
             let Some(of_architecture) = registers.get(architecture) else {
                 return "-".to_owned();
             };
@@ -334,9 +389,60 @@ mod tests {
             }
             assert_eq!(taken.len(), all, "{entry:?}");
             let every = Scope::All.jobs(number, entry, "").len();
-            assert_eq!(every, all * served(entry).len());
+            assert_eq!(every, all * served(entry, &ARCHITECTURES).len());
         }
         assert_eq!(architectures, BTreeSet::from(ARCHITECTURES));
+    }
+
+    /// Other architectures are served as the known one with the same instructions, and may spill as much.
+    #[test]
+    fn further_architectures_are_served_as_known_ones() {
+        let further = FURTHER.map(str::to_owned);
+        let known = ["sm_80", "sm_80", "sm_100", "sm_120"].map(str::to_owned);
+        let none = Selection {
+            entries: &[],
+            profiles: &[],
+        };
+        for (further, known) in further.iter().zip(&known) {
+            assert_eq!(machine_of(further), machine_of(known));
+            assert_eq!(major_of(further), major_of(known));
+            for (number, &entry) in Entry::ALL.iter().enumerate() {
+                let jobs = |on: &String| -> Vec<Profile> {
+                    let on = std::slice::from_ref(on);
+                    let jobs = Scope::On(on, none).jobs(number, entry, "");
+                    jobs.into_iter().map(|(.., profile)| profile).collect()
+                };
+                assert_eq!(jobs(further), jobs(known), "{entry:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn entries_and_profiles_are_selected_by_name() {
+        let text =
+            |texts: &[&str]| -> Vec<String> { texts.iter().map(|&text| text.to_owned()).collect() };
+        let (on, entries) = (text(&["sm_86", "sm_103"]), text(&["prepare_k64", "_mma"]));
+        let profiles = text(&["canonical", "narrow-states32"]);
+        let selection = Selection {
+            entries: &entries,
+            profiles: &profiles,
+        };
+        let mut found = BTreeSet::new();
+        for (number, &entry) in Entry::ALL.iter().enumerate() {
+            for (architecture, _, profile) in Scope::On(&on, selection).jobs(number, entry, "") {
+                found.insert((entry.name(), architecture, profile.name()));
+            }
+        }
+        let of_prepare = ["sm_103", "sm_86"].map(|on| ("gdn_prefill_prepare_k64", on, "canonical"));
+        assert!(
+            of_prepare.iter().all(|(entry, on, profile)| {
+                found.contains(&(*entry, *on, (*profile).to_owned()))
+            })
+        );
+        let chain = "kda_prefill_chain_k128_tile64_mma";
+        assert!(found.contains(&(chain, "sm_86", "narrow-states32".to_owned())));
+        let is_selected = |name: &str| name == "gdn_prefill_prepare_k64" || name.ends_with("_mma");
+        assert!(found.iter().all(|(name, ..)| is_selected(name)));
     }
 
     #[test]

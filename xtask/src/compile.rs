@@ -154,7 +154,7 @@ fn families(scope: Scope<'_>) -> Result<Vec<(String, Vec<&'static str>)>> {
     let families = families.map(|(family, (_, names))| (family, names));
     Ok(match scope {
         Scope::Part => part(families, &hash::of_sources()?).collect(),
-        Scope::All | Scope::Only(_) => families.collect(),
+        Scope::All | Scope::Only(_) | Scope::On(..) => families.collect(),
     })
 }
 

@@ -23,6 +23,7 @@ mod wheels;
 
 use std::process::ExitCode;
 
+use assemble::Selection;
 use clap::Parser;
 
 /// Build tool of the workspace.
@@ -50,6 +51,20 @@ enum Task {
         #[arg(long, value_name = "REVISION", conflicts_with = "check")]
         same: Option<String>,
     },
+    /// Assemble the committed texts for other architectures than `ptx` does, and fail on a spill.
+    ///
+    /// Without options this takes long, and nothing calls it: run it before a release, or with --only and --profile after a change.
+    Assemble {
+        /// Architectures. Default: sm_86, sm_89, sm_103, sm_121.
+        #[arg(long, value_name = "sm_XY", value_delimiter = ',')]
+        arch: Vec<String>,
+        /// Assemble only the entries whose name contains one of these texts.
+        #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+        only: Vec<String>,
+        /// Assemble only with these profiles, such as canonical.
+        #[arg(long, value_name = "NAME", value_delimiter = ',')]
+        profile: Vec<String>,
+    },
     /// Print the PTX of an entry, or of a file like those in host/ptx. With `git config diff.ptx.textconv "cargo xtask text"` git shows
     /// the differences of texts.
     Text {
@@ -72,6 +87,17 @@ fn main() -> ExitCode {
             ..
         } => same::compare_with(&revision, only.as_deref()),
         Task::Ptx { only, .. } => ptx::write(only.as_deref()),
+        Task::Assemble {
+            arch,
+            only,
+            profile,
+        } => {
+            let selection = Selection {
+                entries: &only,
+                profiles: &profile,
+            };
+            assemble::on(&arch, selection)
+        }
         Task::Text { of } => ptx::print(&of),
         Task::Sass(options) => sass::print(&options),
         Task::GpuBundle => bundle::build(),

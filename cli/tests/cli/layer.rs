@@ -60,6 +60,26 @@ fn known_answers_of_layers_hold() {
     }
 }
 
+/// Prompts by the scan for every GPU: with two chunks in shared memory, with one, and with bulk copies. A GPU runs it too.
+#[test]
+fn known_answers_of_prompts_hold_as_on_other_gpus() {
+    for name in [PREFILL, KDA_PREFILL] {
+        for backend in backends() {
+            for machine in ["sm_80", "sm_86", "sm_100"] {
+                let path = fixture_path(name);
+                let ran = check(&path, &["--backend", backend, "--machine", machine]);
+                if backend == "reference" {
+                    ran.refused("wanted none with the reference");
+                    continue;
+                }
+                let stdout = ran.succeeds().stdout;
+                assert_eq!(stdout.matches(" ok |").count(), 5, "{stdout}");
+                assert!(stdout.contains("_chain_k128_tile64_mma\n"), "{stdout}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_run_writes_of_a_layer_passes_as_expected() {
     let folder = folder();

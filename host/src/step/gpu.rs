@@ -11,9 +11,29 @@ pub(crate) struct Gpu {
     pub multiprocessors: u32,
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
+    /// Largest shared memory of a block in bytes.
+    pub shared_bytes: u32,
 }
 
 impl Gpu {
+    /// A GPU that has the shared memory of its compute capability.
+    pub const fn new(multiprocessors: u32, compute_capability: (u32, u32)) -> Self {
+        Self {
+            multiprocessors,
+            compute_capability,
+            shared_bytes: machine::shared_bytes(compute_capability),
+        }
+    }
+
+    /// The same GPU with the kernels and the shared memory of another compute capability.
+    pub fn used_as(self, compute_capability: (u32, u32)) -> Self {
+        let other = Self::new(self.multiprocessors, compute_capability);
+        Self {
+            shared_bytes: other.shared_bytes.min(self.shared_bytes),
+            ..other
+        }
+    }
+
     /// Whether the GPU has clusters of blocks.
     pub fn has_clusters(self) -> bool {
         self.compute_capability.0 >= 9
@@ -27,11 +47,6 @@ impl Gpu {
     /// The kernels' code of the machine.
     pub fn machine(self) -> u32 {
         machine::of_capability(self.compute_capability)
-    }
-
-    /// Largest shared memory of a block in bytes.
-    pub fn shared_bytes(self) -> u32 {
-        machine::shared_bytes(self.compute_capability)
     }
 
     #[cold]
@@ -49,10 +64,7 @@ impl Gpu {
 }
 
 /// An H200, the GPU that the thresholds were measured on.
-pub(crate) const MEASURED_ON: Gpu = Gpu {
-    multiprocessors: 132,
-    compute_capability: (9, 0),
-};
+pub(crate) const MEASURED_ON: Gpu = Gpu::new(132, (9, 0));
 
 /// Whether `entry` is for this machine. The scan's entries with warpgroups are for Hopper only, its other entries for all other
 /// machines.

@@ -93,10 +93,8 @@ pub trait Work: sealed::Work {
         multiprocessors: u32,
         compute_capability: (u32, u32),
     ) -> Result<Recipe, Error> {
-        self.request().recipe(Gpu {
-            multiprocessors,
-            compute_capability,
-        })
+        self.request()
+            .recipe(Gpu::new(multiprocessors, compute_capability))
     }
 }
 

@@ -44,13 +44,15 @@ fn with_simulator(simulator: impl FnOnce() -> Library, cuda: Option<Backend>) ->
     simulator.into_iter().chain(cuda).collect()
 }
 
-/// Compute capabilities whose prefills have different machine code: Hopper, and two GPUs that differ in the size of shared memory.
-pub const MACHINES: [(u32, u32); 3] = [(9, 0), (8, 0), (8, 6)];
+/// Compute capabilities whose prefills have different machine code: Hopper, two older GPUs that differ in the size of shared memory, and
+/// a newer one, which has Hopper's bulk copies and launches that overlap.
+pub const MACHINES: [(u32, u32); 4] = [(9, 0), (8, 0), (8, 6), (10, 0)];
 
-/// The [`backends`] with the compute capability at position `machine` of [`MACHINES`]. The GPU is also used as such a device.
-///
-/// # Panics
-/// If the GPU cannot be used as a device of this compute capability.
+/// Positions in [`MACHINES`] of the machines that run the scan for GPUs other than Hopper.
+const PORTABLE: [usize; 3] = [1, 2, 3];
+
+/// The [`backends`] with the compute capability at position `machine` of [`MACHINES`]. The GPU is also used as such a device, if it has
+/// the instructions and the shared memory.
 fn backends_of(machine: usize) -> &'static [Backend] {
     static BACKENDS: [OnceLock<Vec<Backend>>; MACHINES.len()] =
         [const { OnceLock::new() }; MACHINES.len()];
@@ -59,11 +61,13 @@ fn backends_of(machine: usize) -> &'static [Backend] {
     }
     BACKENDS[machine].get_or_init(|| {
         let capability = MACHINES[machine];
-        let cuda = gpu().map(|context| {
-            let library = Library::for_capability(context, capability);
-            let library = library.unwrap_or_else(|error| panic!("{error}"));
-            Backend::Cuda(library, context.clone())
-        });
+        let cuda = gpu().and_then(
+            |context| match Library::for_capability(context, capability) {
+                Ok(library) => Some(Backend::Cuda(library, context.clone())),
+                Err(Error::Unsupported { .. }) => None,
+                Err(error) => panic!("{error}"),
+            },
+        );
         with_simulator(|| Library::simulator_of(capability), cuda)
     })
 }
@@ -75,25 +79,29 @@ pub fn is_portable_chain(entry: Entry) -> bool {
     is_chain && !entry.takes_warpgroups()
 }
 
-/// Position in [`MACHINES`] of the first machine that `entry` is for.
-fn machine_of(entry: Entry) -> usize {
-    usize::from(is_portable_chain(entry))
+/// Positions in [`MACHINES`] of the machines that run the tests of `entry`.
+fn machines_of(entry: Entry) -> &'static [usize] {
+    match is_portable_chain(entry) {
+        true => &PORTABLE,
+        false => &[0],
+    }
 }
 
 /// The simulator of a GPU that `entry` is for, for queries whose answer needs no launch.
 pub fn simulator_for(entry: Entry) -> &'static Backend {
     static OTHERS: LazyLock<Backend> =
-        LazyLock::new(|| Backend::Simulator(Library::simulator_of(MACHINES[1])));
-    match machine_of(entry) {
-        0 => simulator(),
-        _ => &OTHERS,
+        LazyLock::new(|| Backend::Simulator(Library::simulator_of(MACHINES[PORTABLE[0]])));
+    match is_portable_chain(entry) {
+        true => &OTHERS,
+        false => simulator(),
     }
 }
 
 /// The backend of the first GPU, used as a machine that `entry` is for. `None` without a GPU.
 pub fn cuda_for(entry: Entry) -> Option<&'static Backend> {
     let is_cuda = |backend: &&Backend| matches!(backend, Backend::Cuda(..));
-    backends_of(machine_of(entry)).iter().find(is_cuda)
+    let mut machines = machines_of(entry).iter();
+    machines.find_map(|&machine| backends_of(machine).iter().find(is_cuda))
 }
 
 /// A variable that is a number of at least `least`, or `usual` without the variable.
@@ -104,8 +112,8 @@ fn number(variable: &str, least: usize, usual: usize) -> usize {
     })
 }
 
-/// The driver compiles another text for each problem. So the GPU takes one problem in seven, or one in `GATED_DELTA_GPU_SHARE`. An odd
-/// share goes through all [`MACHINES`].
+/// The driver compiles another text for each problem. So the GPU takes one problem in seven, or one in `GATED_DELTA_GPU_SHARE`. A share
+/// without the factors 2 and 3 goes through all [`MACHINES`].
 fn share() -> usize {
     static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 7));
     *SHARE
@@ -169,17 +177,13 @@ impl Turns {
     #[must_use]
     pub fn of_machines() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
-        Self::among(0, (&[0, 1, 2], NEXT.fetch_add(1, Ordering::Relaxed)))
+        Self::among(0, (&[0, 1, 2, 3], NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Like [`Turns::of_fixed`], on the machines that `entry` is for.
     #[must_use]
     pub fn of_entry(entry: Entry, after: usize) -> Self {
-        let machines: &[usize] = match machine_of(entry) {
-            0 => &[0],
-            _ => &[1, 2],
-        };
-        Self::among(after + first_turn(), (machines, 0))
+        Self::among(after + first_turn(), (machines_of(entry), 0))
     }
 
     const fn among(after: usize, machines: (&'static [usize], usize)) -> Self {

@@ -19,7 +19,7 @@ use crate::step::lengths::Lengths;
 use crate::step::problem::Problem;
 use crate::step::shape::MAX_BATCH;
 use prefill::MOST_SEGMENTS;
-use shapes::{PAIRED_FROM, blocks_of};
+use shapes::blocks_of;
 
 /// Range of a prompt's chunks in a launch. Units (chunks of more than one token) have the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,7 +293,7 @@ impl Problem {
         for (_, shape) in beside.single.as_mut().into_iter().chain(finish) {
             shape.overlaps = overlaps;
         }
-        let mut shape = self.shape(entry, lengths);
+        let mut shape = self.shape(entry, lengths, gpu);
         let splits = self.splits(lengths);
         let is_chain = entry.computes().is_some_and(|it| it.family.is_chain());
         if splits > 0 && is_chain {
@@ -336,7 +336,7 @@ impl Problem {
     /// The launches for all numbers of rows, if the problem is no prefill: only the grid's extent in z depends on B. The list
     /// ends early if the GPU has no kernel.
     pub fn by_rows(&self, gpu: Gpu) -> impl Iterator<Item = ByRows<Entry>> {
-        let heads = self.kind.last_heads(gpu).chain([PAIRED_FROM]);
+        let heads = self.kind.last_heads(gpu);
         let rows = heads.map(|heads| heads / self.value_heads());
         let most = MAX_BATCH as u32;
         let mut rows: Vec<u32> = rows.map(|last| last.clamp(1, most)).chain([most]).collect();

@@ -14,10 +14,6 @@ const ALONE_BYTES: u32 = 116 * 1024;
 /// an intra-chunk pass uses it to keep its multiprocessors to itself.
 pub(crate) const WHOLE_BYTES: u32 = 227 * 1024;
 
-/// Largest number of value heads for which each block has only one. With more value heads, a block has two if the entry allows
-/// it, so that the grid needs fewer waves (an H200 has 132 multiprocessors).
-pub const PAIRED_FROM: u32 = 132;
-
 /// Number of blocks of a launch.
 pub fn blocks_of(shape: &LaunchShape) -> u64 {
     shape.grid.into_iter().map(u64::from).product()
@@ -30,11 +26,12 @@ fn takes_singles(entry: Entry) -> bool {
 }
 
 impl Problem {
-    pub fn shape(&self, entry: Entry, lengths: &Lengths) -> LaunchShape {
+    /// The launch shape of the main entry on a GPU.
+    pub fn shape(&self, entry: Entry, lengths: &Lengths, gpu: Gpu) -> LaunchShape {
         let (c, batch) = (&self.constants, lengths.rows);
-        // A block has one value head, all value heads of a query/key head, or two if blocks with one value head would need more
-        // than one wave.
-        let take_turns = batch.saturating_mul(self.value_heads()) > PAIRED_FROM;
+        // A block has one value head, all value heads of a query/key head, or two if the entry allows it and blocks with one value
+        // head would need more than one wave.
+        let take_turns = batch.saturating_mul(self.value_heads()) > gpu.multiprocessors;
         let across = match entry.max_heads() {
             1 if entry.makes_pairs() && c.ratio.is_multiple_of(2) && take_turns => c.ratio / 2,
             1 => c.ratio,
@@ -82,7 +79,7 @@ impl Problem {
                 true => WHOLE_BYTES,
                 false => ALONE_BYTES,
             };
-            shared_bytes = shared_bytes.max(alone.min(gpu.shared_bytes()));
+            shared_bytes = shared_bytes.max(alone.min(gpu.shared_bytes));
         }
         LaunchShape {
             shared_bytes,

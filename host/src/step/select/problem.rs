@@ -31,7 +31,7 @@ impl Problem {
             }
             let has_room = |entry: Entry| {
                 let bytes = self.kind.shared_bytes(entry) + entry.shared_bytes_of_stage();
-                bytes <= gpu.shared_bytes()
+                bytes <= gpu.shared_bytes
             };
             let has_two = self.kind.entries(gpu).all(has_room);
             self.constants.stages = if has_two { 2 } else { 1 };

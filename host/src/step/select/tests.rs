@@ -198,11 +198,8 @@ const GPUS: [(&str, u32, (u32, u32), u32); 8] = [
 #[test]
 fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
     for (name, multiprocessors, compute_capability, shared) in GPUS {
-        let gpu = Gpu {
-            multiprocessors,
-            compute_capability,
-        };
-        assert_eq!(gpu.shared_bytes(), shared * 1024, "{name}");
+        let gpu = Gpu::new(multiprocessors, compute_capability);
+        assert_eq!(gpu.shared_bytes, shared * 1024, "{name}");
         for kind in kinds().filter(|&kind| !rows(kind).is_empty()) {
             // With many tokens a block has no room for the largest number of heads.
             let most = kind.max_heads().unwrap_or(8);
@@ -212,6 +209,131 @@ fn every_gpu_and_every_ratio_has_an_entry_that_runs_there() {
             }
         }
     }
+}
+
+/// The entries of a kind on a GPU in the notation of `tiles.txt`: each after the largest B · HV that gets it.
+fn tiles(kind: Kind, gpu: Gpu) -> String {
+    const MOST: u32 = 10_000;
+    let mut all = String::new();
+    let entry = |heads| kind.entry(heads, gpu).unwrap();
+    let tile = |entry: Entry| {
+        let name = entry.name();
+        name[name.find("tile").unwrap()..].to_owned()
+    };
+    for heads in (1..MOST).filter(|&heads| entry(heads) != entry(heads + 1)) {
+        all += &format!("{heads}:{} ", tile(entry(heads)));
+    }
+    all + "*:" + &tile(entry(MOST))
+}
+
+/// Thresholds follow from the number of multiprocessors, the instructions and the shared memory. Bandwidth does not move them: on an H100,
+/// with 0.7 of an H200's bandwidth, they are no lower (docs/lab-notes.md).
+#[test]
+fn each_gpu_has_thresholds_of_its_own() {
+    let of = |family, [k, v]: [u32; 2], mode| Kind {
+        mode,
+        ratio: 2,
+        ..kind(family, false, StateLayout::KLast, DType::Bf16, [k, v])
+    };
+    let dims = [128, 128];
+    let decode = of(Family::RECURRENT, dims, Mode::Update);
+    let verify = Kind {
+        tokens: 4,
+        ..of(Family::PARALLEL, dims, Mode::Verify)
+    };
+    let layer = of(Family::DECODE.in_layer(), dims, Mode::Update);
+    let scan = of(Family::chunked(Stage::Chain), dims, Mode::Update);
+    let wanted = [
+        (
+            "A100",
+            [
+                "130:tile16 *:tile16_warps2",
+                "52:tile64 837:tile128 *:tile64_warps2",
+                "*:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+        (
+            "RTX 3090",
+            [
+                "99:tile16 *:tile16_warps2",
+                "39:tile64 636:tile128 *:tile64_warps2",
+                "*:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+        (
+            "RTX 4090",
+            [
+                "155:tile16 *:tile16_warps2",
+                "62:tile64 992:tile128 *:tile64_warps2",
+                "*:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+        (
+            "L40S",
+            [
+                "172:tile16 *:tile16_warps2",
+                "68:tile64 1101:tile128 *:tile64_warps2",
+                "*:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+        (
+            "H200",
+            [
+                "160:tile16 *:tile16_warps2",
+                "64:tile64 1024:tile128 *:tile64_warps2",
+                "128:tile16 *:tile128",
+                "128:tile64 *:tile128",
+            ],
+        ),
+        (
+            "B200",
+            [
+                "179:tile16 *:tile16_warps2",
+                "71:tile64 1148:tile128 *:tile64_warps2",
+                "143:tile16 *:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+        (
+            "RTX 5090",
+            [
+                "206:tile16 *:tile16_warps2",
+                "82:tile64 1318:tile128 *:tile64_warps2",
+                "164:tile16 *:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+        (
+            "GB10",
+            [
+                "58:tile16 *:tile16_warps2",
+                "23:tile64 372:tile128 *:tile64_warps2",
+                "46:tile16 *:tile128",
+                "*:tile64_mma",
+            ],
+        ),
+    ];
+    for ((name, multiprocessors, capability, _), wanted) in GPUS.into_iter().zip(wanted) {
+        let gpu = Gpu::new(multiprocessors, capability);
+        let got = [decode, verify, layer, scan].map(|kind| tiles(kind, gpu));
+        assert_eq!((name, got.each_ref().map(String::as_str)), wanted);
+    }
+}
+
+/// A GPU that is used as another one has the kernels of the other, and no more shared memory than either.
+#[test]
+fn a_gpu_is_used_within_its_own_shared_memory() {
+    let [of_99, of_227] = [Gpu::new(170, (12, 0)), Gpu::new(132, (9, 0))];
+    assert_eq!(of_227.used_as((8, 9)), Gpu::new(132, (8, 9)));
+    assert_eq!(of_99.used_as((8, 0)).shared_bytes, 99 << 10);
+    assert_eq!(
+        of_99.used_as((8, 0)).machine(),
+        Gpu::new(170, (8, 0)).machine()
+    );
 }
 
 /// Checks that launches of any size get an entry that `gpu` has room and instructions for, or an error that says what is missing.
@@ -230,7 +352,7 @@ fn has_entries(name: &str, gpu: Gpu, kind: Kind) {
             Ok(entry) => {
                 assert!(kind.variants().any(|variant| variant == entry));
                 assert!(kind.ratio <= entry.max_ratio(), "{name}: {kind:?}");
-                assert!(kind.shared_bytes(entry) <= gpu.shared_bytes(), "{name}");
+                assert!(kind.shared_bytes(entry) <= gpu.shared_bytes, "{name}");
                 assert!(!entry.takes_clusters() || gpu.has_clusters(), "{name}");
                 assert!(alone || gpu.has_clusters(), "{name}: {kind:?}");
                 assert!(serves(entry, gpu.machine()), "{name}: {}", entry.name());

@@ -418,6 +418,68 @@ fn every_gpu_has_a_chain() {
     full().recipe_for(132, (9, 0)).unwrap();
 }
 
+/// GPUs with 99 KB have one stage of the scan for every GPU with K = 128, and two with K = 64 and 96. What
+/// decides is the shared memory of a block as the driver reports it, also of a GPU that is newer than every known one.
+#[test]
+fn stages_follow_from_shared_memory() {
+    let with = |dim| {
+        let v_dim = if dim == 96 { 192 } else { dim };
+        let [qk, v] =
+            [(2, dim), (4, v_dim)].map(|(heads, dim)| tensor(Bf16, &[1, 300, heads, dim]));
+        let gate = tensor(F32, &[1, 300, 4]);
+        let states = States::update(tensor(F32, &[8, 4, v_dim, dim]));
+        Gdn::new(
+            Inputs::qkv(qk, qk, v),
+            GdnGates::given(gate, gate),
+            v,
+            states,
+        )
+        .workspace(tensor(F32, &[1 << 24]))
+    };
+    for (name, capability, shared, stages) in [
+        ("A100", (8, 0), 163, [2, 2, 2]),
+        ("RTX 3090", (8, 6), 99, [2, 2, 1]),
+        ("RTX 4090, L40S", (8, 9), 99, [2, 2, 1]),
+        ("B200", (10, 0), 227, [2, 2, 2]),
+        ("RTX 5090", (12, 0), 99, [2, 2, 1]),
+        ("GB10", (12, 1), 99, [2, 2, 1]),
+        ("a newer one", (14, 0), 227, [2, 2, 2]),
+        ("a newer one", (14, 0), 99, [2, 2, 1]),
+    ] {
+        let gpu = Gpu {
+            shared_bytes: shared << 10,
+            ..Gpu::new(100, capability)
+        };
+        for (dim, stages) in [64, 96, 128].into_iter().zip(stages) {
+            let step = with(dim);
+            let problem = step.request().check_on(gpu).unwrap();
+            let got = problem.constants.stages;
+            assert_eq!(got, stages, "{name}, K = {dim}");
+            let recipe = step.request().recipe(gpu).unwrap();
+            let most = recipe.launches().map(|it| it.shape.shared_bytes).max();
+            assert!(most.unwrap() <= gpu.shared_bytes, "{name}, K = {dim}");
+        }
+    }
+}
+
+/// A block of short rows has two value heads of a query/key head if blocks of one would need more than one wave.
+#[test]
+fn short_rows_take_two_heads_a_block_from_a_wave_on() {
+    let across = |rows, multiprocessors| {
+        let step = batch(rows, 40, None);
+        let recipe = step.recipe_for(multiprocessors, (9, 0)).unwrap();
+        let launch = recipe.launches().last().unwrap();
+        let symbol = launch.kernel.symbol();
+        assert_eq!(symbol, "gdn_prefill_short_k128_tile128");
+        launch.shape.grid[0]
+    };
+    // Rows have 32 value heads. An H200 has 132 multiprocessors, an H100 PCIe 114, an H20 78.
+    for (multiprocessors, most) in [(132, 4), (114, 3), (78, 2)] {
+        assert_eq!(across(most, multiprocessors), 2);
+        assert_eq!(across(most + 1, multiprocessors), 1);
+    }
+}
+
 /// A prewarm covers every length and every promise: no launch finds a kernel missing.
 #[test]
 fn a_prewarm_is_of_every_length() {
