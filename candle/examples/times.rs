@@ -7,7 +7,7 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use candle_core::{D, DType, Device, Tensor};
 use candle_gated_delta::{
-    Activation, BetaScale, GatedDeltaNet, GdnConfig, LayerStates, Row, Rows, StatePool,
+    Activation, BetaScale, Formulation, GatedDeltaNet, GdnConfig, LayerStates, Row, Rows, StatePool,
 };
 use candle_nn::VarBuilder;
 use candle_nn::ops::{sigmoid, silu};
@@ -309,9 +309,10 @@ impl Layers {
     }
 
     /// Times a layer and prints a row of the table.
-    fn row(&self, batch: usize, tokens: usize) -> Result<()> {
+    fn row(&self, batch: usize, tokens: usize, formulation: Formulation) -> Result<()> {
         let hidden = self.hidden(batch, tokens)?;
         let (rows, pool) = (self.rows(batch, tokens, 1)?, self.pool(batch)?);
+        let pool = pool.formulation(formulation);
         let states = pool.layer(0)?;
         let mut kept = Kept::zeros(batch, &self.device)?;
         let before = time(&self.device, || {
@@ -327,7 +328,7 @@ impl Layers {
         })?;
         let share = |whole: f64| 100.0 * (whole - projections).max(0.0) / whole;
         println!(
-            "| {batch} × {tokens} | {before:.0} | {after:.0} | {projections:.0} | {:.0} % | {:.0} % |",
+            "| {batch} × {tokens}, {formulation:?} | {before:.0} | {after:.0} | {projections:.0} | {:.0} % | {:.0} % |",
             share(before),
             share(after)
         );
@@ -368,7 +369,7 @@ fn main() -> Result<()> {
     println!("| rows × tokens | candle's operations | this crate | projections | part | part |");
     println!("|---|---|---|---|---|---|");
     for (batch, tokens) in [(1, 1), (16, 1), (64, 1), (1, 1024)] {
-        layers.row(batch, tokens)?;
+        layers.row(batch, tokens, Formulation::Auto)?;
     }
-    Ok(())
+    layers.row(1, 1024, Formulation::Recurrent)
 }

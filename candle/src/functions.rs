@@ -12,7 +12,9 @@ use crate::step::{
 /// dim is contiguous; other strides are free. The output `[B, T, HV, V]` has v's dtype. States are updated in place.
 /// [`gated_delta::Step`] has the formulas.
 ///
-/// T = 1 is a decode. Up to 16 tokens are computed one by one or together. More than 16 tokens are a prefill.
+/// T = 1 is a decode. Up to 16 tokens are computed one by one or together. More than 16 tokens are a prefill, whose products
+/// have f16 factors. [`Formulation::Recurrent`](gated_delta::Formulation::Recurrent) in `options` computes in f32, up to 16
+/// tokens in a launch. With f32 states, a prompt in several such launches has the bits of single tokens.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -5,11 +5,12 @@ use candle_core::Device;
 use candle_core::{Result, Tensor};
 #[cfg(any(feature = "cuda", feature = "simulator"))]
 use gated_delta::Library;
-use gated_delta::{MAX_TOKENS, Work as _};
+use gated_delta::{Formulation, MAX_TOKENS, Work as _};
 
 use crate::bind::{At, Named, with_memory};
 use crate::cpu::Work;
 use crate::error::wrap;
+use crate::pool::LayerStates;
 use crate::step::{Commit, Flush, Gates, Step, check};
 
 /// A launch and its arguments.
@@ -63,11 +64,12 @@ pub fn launch(launch: &Launch<'_>, pool: &Tensor, workspace: Option<&Tensor>) ->
     }
 }
 
-/// Whether a layer with these gates, and states in `pool`, has a prefill: one launch for rows of more than 16 tokens.
-pub fn has_prefill(gates: &Gates, pool: &Tensor) -> Result<bool> {
+/// Whether a layer with these gates and states has a prefill: one launch for rows of more than 16 tokens.
+pub fn has_prefill(gates: &Gates, states: &LayerStates) -> Result<bool> {
     // With KDA, K = V.
-    let (_, _, _, key_dim) = pool.dims4()?;
-    Ok(matches!(gates, Gates::Gdn(_)) || key_dim == 128)
+    let (_, _, _, key_dim) = states.states.dims4()?;
+    let has_kernels = matches!(gates, Gates::Gdn(_)) || key_dim == 128;
+    Ok(has_kernels && states.formulation != Formulation::Recurrent)
 }
 
 impl<'l> Launch<'l> {

@@ -20,7 +20,8 @@
 //!
 //! # On a GPU
 //! - gated-delta decides which operators run on which GPU: compute capability 8.0 and newer. Where a layer has no prefill, the
-//!   modules cut prompts into launches of up to 16 tokens.
+//!   modules cut prompts into launches of up to 16 tokens. They do this too if activations and states are f32, to compute in f32:
+//!   see [`StatePool::formulation`].
 //! - A launch on tensors is a safe function, as candle's own are. The caller ensures that no two live rows write the same slot,
 //!   and that work on other streams waits for the data that it reads. Wrong slots give wrong states on a GPU, and an error on the
 //!   CPU.

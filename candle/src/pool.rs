@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use candle_core::{DType, Device, Result, Tensor};
-use gated_delta::{MAX_TOKENS, Operator, Options, StateLayout};
+use gated_delta::{Formulation, MAX_TOKENS, Operator, Options, StateLayout};
 
 use crate::error::bail;
 use crate::step::{Commit, Convolution, Gates, GdnGates, KdaDecay, KdaGates, States, Stored};
@@ -43,6 +43,8 @@ pub struct LayerStates {
     pub states: Tensor,
     /// Layout of the states.
     pub layout: StateLayout,
+    /// Algorithm of all launches on these states: see [`StatePool::formulation`].
+    pub formulation: Formulation,
     /// Windows, `[P, D, W − 1]`, a view of `[P, W − 1, D]`.
     pub windows: Tensor,
 }
@@ -50,7 +52,8 @@ pub struct LayerStates {
 impl LayerStates {
     /// Options of a launch on these states.
     pub(crate) fn options(&self) -> Options {
-        Options::default().state_layout(self.layout)
+        let options = Options::default().state_layout(self.layout);
+        options.formulation(self.formulation)
     }
 }
 
@@ -79,7 +82,7 @@ struct Unread {
 
 impl StatePool {
     /// A pool of `slots` slots for `layers` layers of one shape. Windows have `dtype`, the activations' dtype; states have
-    /// `state_dtype`.
+    /// `state_dtype`. If both are f32, the layers compute in f32 ([`formulation`](Self::formulation)).
     ///
     /// # Errors
     /// The errors of candle, including out of memory.
@@ -105,12 +108,17 @@ impl StatePool {
         if taps < 2 {
             return bail!("taps: wanted 2..=4, got {taps}");
         }
+        let formulation = match (dtype, state_dtype) {
+            (DType::F32, DType::F32) => Formulation::Recurrent,
+            _ => Formulation::Auto,
+        };
         let layer = |_| {
             let windows = Tensor::zeros((slots, taps - 1, channels), dtype, device)?;
             let states = (slots, value_heads, value_dim, key_dim);
             Ok(LayerStates {
                 states: Tensor::zeros(states, state_dtype, device)?,
                 layout: StateLayout::KLast,
+                formulation,
                 windows: windows.transpose(1, 2)?,
             })
         };
@@ -149,6 +157,29 @@ impl StatePool {
             }
         }
         Ok(self)
+    }
+
+    /// Sets the algorithm of all launches on the pool: [`Formulation::Auto`] is the fastest, [`Formulation::Recurrent`]
+    /// computes in f32.
+    ///
+    /// | formulation | prompts | drafts |
+    /// |---|---|---|
+    /// | `Auto` | chunkwise; factors of products are f16 | together, on tensor cores |
+    /// | `Recurrent` | token by token in f32; one launch for 16 tokens of a row, one after the other | token by token in f32 |
+    ///
+    /// By default a pool has `Recurrent` if activations and states are f32, and `Auto` otherwise. Candle computes f32 products
+    /// without TF32 unless an engine asks for it, and an f32 model is usually compared with another engine's. For bf16
+    /// activations `Recurrent` gains nothing: they are rounded more coarsely than the factors of `Auto`.
+    ///
+    /// With `Recurrent` and f32 states, the bits of the recurrence do not depend on how a prompt is cut, on drafts, or on
+    /// prefixes. 16-bit states are rounded after each launch. With any other formulation, a launch that does not accept it
+    /// returns an error.
+    #[must_use]
+    pub fn formulation(mut self, formulation: Formulation) -> Self {
+        for layer in &mut self.layers {
+            layer.formulation = formulation;
+        }
+        self
     }
 
     /// States and windows of layer `index`.
@@ -278,10 +309,9 @@ pub struct Rows {
     pub(crate) total: usize,
     rows: Vec<Row>,
     pieces: OnceLock<Vec<Piece>>,
-    is_cut: bool,
 }
 
-/// A sub-batch: the tokens of one launch for a layer without a prefill, at most 16 of each row.
+/// A sub-batch: the tokens of one launch that is no prefill, at most 16 of each row.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     /// Index in the batch of its first token.
@@ -297,9 +327,10 @@ pub(crate) struct Piece {
 impl Rows {
     /// A batch of these rows, concatenated, with checkpoints after every `every` tokens of a sequence, a multiple of 64.
     ///
-    /// If no row has more than 16 tokens and no row has a checkpoint, a batch is one launch of a layer, as a decode is. Any other
-    /// batch is a prefill. If a layer has no prefill (KDA with K = 64), the modules cut the batch into launches of up to 16
-    /// tokens of a row. The launches of a long row run one after the other, and neighbouring shorter rows share a launch.
+    /// If no row has more than 16 tokens and no row has a checkpoint, a batch is one launch of a layer, as a decode is. Any
+    /// other batch is a prefill. If a layer has no prefill (KDA with K = 64, or a pool with [`Formulation::Recurrent`]), the
+    /// modules cut the batch into launches of up to 16 tokens of a row. The launches of a long row run one after the other,
+    /// and neighbouring shorter rows share a launch.
     ///
     /// # Errors
     /// The errors of candle; with checkpoints, an `every` that is not a multiple of 64.
@@ -354,21 +385,7 @@ impl Rows {
             total,
             rows: rows.to_vec(),
             pieces: OnceLock::new(),
-            is_cut: false,
         })
-    }
-
-    /// The batch with prompts computed token by token in f32, in launches of up to 16 tokens, where a prefill has products of f16
-    /// numbers. This is slower. It is for comparing an engine's tokens with another engine's.
-    #[must_use]
-    pub fn token_by_token(mut self) -> Self {
-        self.is_cut = true;
-        self
-    }
-
-    /// Whether a prefill is cut into sub-batches although the layer has a prefill.
-    pub(crate) fn is_cut(&self) -> bool {
-        self.is_cut
     }
 
     /// Whether the batch is a prefill: a row has more than 16 tokens, or a checkpoint.

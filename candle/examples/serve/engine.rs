@@ -41,8 +41,6 @@ pub struct Settings {
     pub drafts: usize,
     /// Tokens from one kept prefix to the next, a multiple of 64.
     pub every: usize,
-    /// Whether prompts are computed token by token in f32.
-    pub token_by_token: bool,
 }
 
 /// Counts of what the loop has done.
@@ -366,13 +364,7 @@ impl<'m> Engine<'m> {
         }
         let rows = match rows.is_empty() {
             true => None,
-            false => {
-                let rows = Rows::new(&rows, self.settings.every, device)?;
-                Some(match self.settings.token_by_token {
-                    true => rows.token_by_token(),
-                    false => rows,
-                })
-            }
+            false => Some(Rows::new(&rows, self.settings.every, device)?),
         };
         let of_drafts = || drafts.iter().map(|work| &self.live[work.live]);
         let slots: Vec<u32> = of_drafts().map(|live| live.slot).collect();

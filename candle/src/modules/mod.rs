@@ -50,10 +50,7 @@ struct Projected {
 impl Projected {
     /// A step of packed rows, whose tensors are `[1, total, …]`.
     fn forward(self, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
-        let is_taken = || -> Result<bool> {
-            Ok(!rows.is_cut() && launch::has_prefill(&self.gates, &states.states)?)
-        };
-        if rows.is_prefill() && !is_taken()? {
+        if rows.is_prefill() && !launch::has_prefill(&self.gates, states)? {
             return self.in_pieces(rows, states);
         }
         let pool = States::update(&states.states, &rows.slots).write_slots(&rows.write_slots);
