@@ -26,8 +26,8 @@ const HOPPER: &str = "sm_90a";
 /// sm_87. Their instructions are those of sm_80, sm_100 and sm_120.
 pub const FURTHER: [&str; 4] = ["sm_86", "sm_89", "sm_103", "sm_121"];
 
-/// Entries that may spill on an architecture and on those of the same major number, and how many bytes (docs/lab-notes.md, Spills that are kept). Blocks of 9 warps have 168
-/// registers a thread, two of them on a multiprocessor 112.
+/// Entries that may spill on an architecture, and on others with the same major number, and how many bytes (docs/lab-notes.md, Spills
+/// that are kept). Blocks of 9 warps have 168 registers a thread, two of them on a multiprocessor 112.
 const KEPT_SPILLS: [(Entry, &str, u32); 4] = [
     (Entry::gdn_mtp_parallel_f32_k128_tile128, "sm_80", 24),
     (Entry::gdn_layer_parallel_f32_k128_tile128, "sm_90", 16),
