@@ -7,8 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
 use clap::Parser as _;
-use gated_delta::driver::{Context, Device, attribute, driver};
+use gated_delta::driver::{Context, Device};
 use gated_delta::{Entry, Library};
+use gated_delta_harness::device::Properties;
 use gated_delta_harness::timing::{Timer, copy_ceiling, empty_kernel};
 use humantime::format_rfc3339_seconds;
 
@@ -258,24 +259,15 @@ fn report(options: &Options, again: &[&str]) -> Result<Outcome> {
 
 /// The properties of a GPU that its kernels are chosen by, and its driver.
 fn about(device: Device) -> Result<String, gated_delta::Error> {
-    let (major, minor) = device.compute_capability()?;
-    let [multiprocessors, shared, l2] = [
-        attribute::MULTIPROCESSOR_COUNT,
-        attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
-        attribute::L2_CACHE_SIZE,
-    ]
-    .map(|which| device.attribute(which));
-    let mut version = 0;
-    // SAFETY: `version` is written.
-    unsafe { driver()?.driver_get_version(&raw mut version) }?;
+    let of = Properties::of(device)?;
+    let (major, minor) = of.compute_capability;
     Ok(format!(
-        "{}, sm_{major}{minor}: {} multiprocessors, {} KiB of shared memory for a block, {} MiB of L2; driver CUDA {}.{}",
-        device.name()?,
-        multiprocessors?,
-        shared? >> 10,
-        l2? >> 20,
-        version / 1000,
-        version % 1000 / 10
+        "{}, sm_{major}{minor}: {} multiprocessors, {} KiB of shared memory for a block, {} MiB of L2; driver CUDA {}",
+        of.name,
+        of.multiprocessors,
+        of.shared_bytes >> 10,
+        of.l2_bytes >> 20,
+        of.driver
     ))
 }
 

@@ -155,7 +155,7 @@ impl Backend {
             library: machine.map_or_else(Library::simulator, Library::simulator_of),
             reason,
         };
-        let cuda = || Cuda::first_as(machine);
+        let cuda = || Cuda::first(machine);
         match choice {
             Choice::Reference if machine.is_some() => Err(Error::Input(
                 "machine: wanted none with the reference, which has no kernels".to_owned(),

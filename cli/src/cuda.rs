@@ -20,19 +20,11 @@ pub struct Cuda {
 pub(crate) struct Upload(BTreeMap<&'static str, DeviceMemory>);
 
 impl Cuda {
-    /// The first GPU of the driver.
-    ///
-    /// # Errors
-    /// The reason that there is none.
-    pub fn first() -> Result<Self, Error> {
-        Self::first_as(None)
-    }
-
     /// The first GPU of the driver, with the kernels of a GPU of compute capability `machine` if that is given.
     ///
     /// # Errors
-    /// As for [`first`](Self::first); for a GPU that lacks what such a GPU has.
-    pub fn first_as(machine: Option<(u32, u32)>) -> Result<Self, Error> {
+    /// The reason that there is none; for a GPU that lacks what such a GPU has.
+    pub fn first(machine: Option<(u32, u32)>) -> Result<Self, Error> {
         let device = Device::get(0)?;
         let context = Context::primary(device)?;
         let library = match machine {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use gated_delta::driver::{Context, Device, attribute, driver};
+use gated_delta::driver::{Context, Device};
 use gated_delta::{DType, Entry, KernelResources, Library, StateLayout};
 use gated_delta_harness::arguments::Operator;
+use gated_delta_harness::device::Properties;
 use serde_json::{Value, json};
 
 use crate::Report;
@@ -76,27 +77,24 @@ pub fn info() -> Result<Report, Error> {
 }
 
 fn about(device: Device) -> Result<(String, Value), Error> {
-    let (major, minor) = device.compute_capability()?;
-    let attribute = |which| Ok::<_, Error>(device.attribute(which)?);
-    let mut version = 0;
-    // SAFETY: `version` is written.
-    unsafe { driver()?.driver_get_version(&raw mut version) }?;
-    let name = device.name()?;
-    let multiprocessors = attribute(attribute::MULTIPROCESSOR_COUNT)?;
-    let (memory, l2) = (device.total_memory()?, attribute(attribute::L2_CACHE_SIZE)?);
-    let cuda = format!("{}.{}", version / 1000, version % 1000 / 10);
+    let of = Properties::of(device)?;
+    let (major, minor) = of.compute_capability;
+    let memory = device.total_memory()?;
     let text = format!(
-        "device: {name}, sm_{major}{minor}, {multiprocessors} multiprocessors, {:.1} GiB, {} MiB of L2\ndriver: CUDA {cuda}\n",
+        "device: {}, sm_{major}{minor}, {} multiprocessors, {:.1} GiB, {} MiB of L2\ndriver: CUDA {}\n",
+        of.name,
+        of.multiprocessors,
         memory as f64 / f64::from(1 << 30),
-        l2 >> 20,
+        of.l2_bytes >> 20,
+        of.driver,
     );
     let json = json!({
-        "name": name,
+        "name": of.name,
         "compute_capability": [major, minor],
-        "multiprocessors": multiprocessors,
+        "multiprocessors": of.multiprocessors,
         "memory_bytes": memory,
-        "l2_bytes": l2,
-        "driver_cuda": cuda,
+        "l2_bytes": of.l2_bytes,
+        "driver_cuda": of.driver,
     });
     Ok((text, json))
 }
