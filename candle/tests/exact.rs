@@ -2,6 +2,7 @@
 //! sequence.
 
 mod gpu;
+mod module;
 
 use std::collections::HashMap;
 
@@ -10,9 +11,10 @@ use candle_core::scalar::Scalar;
 use candle_core::{DType, Device, Tensor};
 use candle_gated_delta::{
     Activation, BetaScale, DraftRows, Formulation, GatedDeltaNet, GdnConfig, KdaConfig,
-    KimiDeltaAttention, LayerShape, LayerStates, Row, Rows, StatePool, Verified,
+    KimiDeltaAttention, Row, Rows, StatePool,
 };
 use candle_nn::VarBuilder;
+use module::Module;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -24,115 +26,73 @@ const HIDDEN: usize = 128;
 
 const TAPS: usize = 4;
 
-enum Module {
-    Gdn(GatedDeltaNet),
-    Kda(KimiDeltaAttention),
-}
-
-impl Module {
-    /// A layer whose projections are exact in f32, in any order of the additions: their factors have few bits.
-    fn new(is_kda: bool, device: &Device) -> Result<Self> {
-        let mut rng = StdRng::seed_from_u64(46);
-        let [h, hv, k] = if is_kda { [1, 1, 128] } else { [1, 2, 64] };
-        let channels = 2 * h * k + hv * k;
-        let mut few_bits = |rows: usize, columns: usize| {
-            let values = (0..rows * columns).map(|_| rng.random_range(-1i8..=1).into());
-            let values: Vec<f32> = values.map(|value: f32| value / 16.0).collect();
-            Tensor::from_vec(values, (rows, columns), device)
-        };
-        let norm = Tensor::ones(k, DType::F32, device)?;
-        let zeros = Tensor::zeros(hv, DType::F32, device)?;
-        let identity = Tensor::eye(HIDDEN, DType::F32, device)?;
-        let mut weights = HashMap::from([("A_log".to_owned(), zeros.clone())]);
-        let mut insert = |name: &str, tensor| weights.insert(name.to_owned(), tensor);
-        if is_kda {
-            for name in ["q", "k", "v"] {
-                insert(&format!("{name}_proj.weight"), few_bits(k, HIDDEN)?);
-                let taps = few_bits(k, TAPS)?.unsqueeze(1)?;
-                insert(&format!("{name}_conv1d.weight"), (taps * 8.0)?);
-            }
-            for name in ["f", "g"] {
-                insert(&format!("{name}_a_proj.weight"), few_bits(k, HIDDEN)?);
-                insert(&format!("{name}_b_proj.weight"), few_bits(k, k)?);
-            }
-            insert("b_proj.weight", few_bits(h, HIDDEN)?);
-            insert("dt_bias", Tensor::full(-4f32, k, device)?);
-            insert("o_norm.weight", norm);
-            insert("o_proj.weight", identity);
-        } else {
-            for (name, rows) in [("qkv", channels), ("z", HIDDEN), ("b", hv), ("a", hv)] {
-                insert(&format!("in_proj_{name}.weight"), few_bits(rows, HIDDEN)?);
-            }
-            let taps = few_bits(channels, TAPS)?.unsqueeze(1)?;
-            insert("conv1d.weight", (taps * 8.0)?);
-            insert("dt_bias", Tensor::full(-4f32, hv, device)?);
-            insert("norm.weight", norm);
-            insert("out_proj.weight", identity);
+/// A layer whose projections are exact in f32, in any order of the additions: their factors have few bits.
+fn module(is_kda: bool, device: &Device) -> Result<Module> {
+    let mut rng = StdRng::seed_from_u64(46);
+    let [h, hv, k] = if is_kda { [1, 1, 128] } else { [1, 2, 64] };
+    let channels = 2 * h * k + hv * k;
+    let mut few_bits = |rows: usize, columns: usize| {
+        let values = (0..rows * columns).map(|_| rng.random_range(-1i8..=1).into());
+        let values: Vec<f32> = values.map(|value: f32| value / 16.0).collect();
+        Tensor::from_vec(values, (rows, columns), device)
+    };
+    let norm = Tensor::ones(k, DType::F32, device)?;
+    let zeros = Tensor::zeros(hv, DType::F32, device)?;
+    let identity = Tensor::eye(HIDDEN, DType::F32, device)?;
+    let mut weights = HashMap::from([("A_log".to_owned(), zeros.clone())]);
+    let mut insert = |name: &str, tensor| weights.insert(name.to_owned(), tensor);
+    if is_kda {
+        for name in ["q", "k", "v"] {
+            insert(&format!("{name}_proj.weight"), few_bits(k, HIDDEN)?);
+            let taps = few_bits(k, TAPS)?.unsqueeze(1)?;
+            insert(&format!("{name}_conv1d.weight"), (taps * 8.0)?);
         }
-        let vb = VarBuilder::from_tensors(weights, DType::F32, device);
-        Ok(match is_kda {
-            true => Self::Kda(KimiDeltaAttention::new(
-                &KdaConfig {
-                    hidden_size: HIDDEN,
-                    num_heads: h,
-                    head_dim: k,
-                    conv_kernel: TAPS,
-                    rms_norm_eps: 1e-5,
-                    gate_lower_bound: None,
-                },
-                &vb,
-            )?),
-            false => Self::Gdn(GatedDeltaNet::new(
-                &GdnConfig {
-                    hidden_size: HIDDEN,
-                    num_key_heads: h,
-                    num_value_heads: hv,
-                    key_head_dim: k,
-                    value_head_dim: k,
-                    conv_kernel: TAPS,
-                    rms_norm_eps: 1e-6,
-                    gate_activation: Activation::Silu,
-                    beta_scale: BetaScale::One,
-                },
-                &vb,
-            )?),
-        })
-    }
-
-    fn shape(&self) -> LayerShape {
-        match self {
-            Self::Gdn(module) => module.shape(),
-            Self::Kda(module) => module.shape(),
+        for name in ["f", "g"] {
+            insert(&format!("{name}_a_proj.weight"), few_bits(k, HIDDEN)?);
+            insert(&format!("{name}_b_proj.weight"), few_bits(k, k)?);
         }
-    }
-
-    fn forward(&self, hidden: &Tensor, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
-        Ok(match self {
-            Self::Gdn(module) => module.forward(hidden, rows, states)?,
-            Self::Kda(module) => module.forward(hidden, rows, states)?,
-        })
-    }
-
-    fn verify(
-        &self,
-        hidden: &Tensor,
-        rows: &DraftRows,
-        previous: Option<&Verified>,
-        states: &LayerStates,
-    ) -> Result<(Tensor, Verified)> {
-        Ok(match self {
-            Self::Gdn(module) => module.verify(hidden, rows, previous, states)?,
-            Self::Kda(module) => module.verify(hidden, rows, previous, states)?,
-        })
-    }
-
-    fn commit(&self, verified: &Verified, rows: &DraftRows, states: &LayerStates) -> Result<()> {
-        match self {
-            Self::Gdn(module) => module.commit(verified, rows, states)?,
-            Self::Kda(module) => module.commit(verified, rows, states)?,
+        insert("b_proj.weight", few_bits(h, HIDDEN)?);
+        insert("dt_bias", Tensor::full(-4f32, k, device)?);
+        insert("o_norm.weight", norm);
+        insert("o_proj.weight", identity);
+    } else {
+        for (name, rows) in [("qkv", channels), ("z", HIDDEN), ("b", hv), ("a", hv)] {
+            insert(&format!("in_proj_{name}.weight"), few_bits(rows, HIDDEN)?);
         }
-        Ok(())
+        let taps = few_bits(channels, TAPS)?.unsqueeze(1)?;
+        insert("conv1d.weight", (taps * 8.0)?);
+        insert("dt_bias", Tensor::full(-4f32, hv, device)?);
+        insert("norm.weight", norm);
+        insert("out_proj.weight", identity);
     }
+    let vb = VarBuilder::from_tensors(weights, DType::F32, device);
+    Ok(match is_kda {
+        true => Module::Kda(KimiDeltaAttention::new(
+            &KdaConfig {
+                hidden_size: HIDDEN,
+                num_heads: h,
+                head_dim: k,
+                conv_kernel: TAPS,
+                rms_norm_eps: 1e-5,
+                gate_lower_bound: None,
+            },
+            &vb,
+        )?),
+        false => Module::Gdn(GatedDeltaNet::new(
+            &GdnConfig {
+                hidden_size: HIDDEN,
+                num_key_heads: h,
+                num_value_heads: hv,
+                key_head_dim: k,
+                value_head_dim: k,
+                conv_kernel: TAPS,
+                rms_norm_eps: 1e-6,
+                gate_activation: Activation::Silu,
+                beta_scale: BetaScale::One,
+            },
+            &vb,
+        )?),
+    })
 }
 
 /// A layer, a pool full of NaN, a sequence, and its outputs one token at a time.
@@ -148,7 +108,7 @@ struct Sequence<'d> {
 
 impl<'d> Sequence<'d> {
     fn new(is_kda: bool, device: &'d Device) -> Result<Self> {
-        let module = Module::new(is_kda, device)?;
+        let module = module(is_kda, device)?;
         let pool = StatePool::new(module.shape(), 1, 5, DType::F32, DType::F32, device)?;
         let states = pool.layer(0)?;
         for tensor in [&states.states, &states.windows] {
@@ -266,7 +226,7 @@ fn serves_bit_for_bit(device: &Device) -> Result<()> {
 #[test]
 fn pools_of_f32_are_recurrent() -> Result<()> {
     let device = &Device::Cpu;
-    let shape = Module::new(false, device)?.shape();
+    let shape = module(false, device)?.shape();
     for (dtype, state, wanted) in [
         (DType::F32, DType::F32, Formulation::Recurrent),
         (DType::BF16, DType::F32, Formulation::Auto),

@@ -1,6 +1,7 @@
 //! Compares modules with those of Hugging Face's transformers, with K = 128: a prompt, then single tokens, for two sequences.
 
 mod gpu;
+mod module;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,10 +11,11 @@ use candle_core::scalar::Scalar;
 use candle_core::{DType, Device, Tensor, safetensors};
 use candle_gated_delta::{
     Activation, BetaScale, Formulation, GatedDeltaNet, GdnConfig, KdaConfig, KimiDeltaAttention,
-    LayerStates, Row, Rows, StateLayout, StatePool,
+    Row, Rows, StateLayout, StatePool,
 };
 use candle_nn::VarBuilder;
 use gated_delta_reference::tolerance::relative_error_of;
+use module::Module;
 
 /// Slots of the rows. The pool has two more, which are unused.
 const SLOTS: [u32; 2] = [3, 1];
@@ -21,20 +23,6 @@ const POOL: usize = 4;
 
 /// Number of forward passes: a prompt, then single tokens.
 const STEPS: usize = 3;
-
-enum Module {
-    Gdn(GatedDeltaNet),
-    Kda(KimiDeltaAttention),
-}
-
-impl Module {
-    fn forward(&self, hidden: &Tensor, rows: &Rows, states: &LayerStates) -> Result<Tensor> {
-        Ok(match self {
-            Self::Gdn(module) => module.forward(hidden, rows, states)?,
-            Self::Kda(module) => module.forward(hidden, rows, states)?,
-        })
-    }
-}
 
 fn file(name: &str) -> Result<HashMap<String, Tensor>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
@@ -67,7 +55,7 @@ fn module(name: &str, dtype: DType, device: &Device) -> Result<(Module, StatePoo
     let weights = weights(&file(name)?)?;
     let hidden_size = hidden_size(&weights)?;
     let vb = VarBuilder::from_tensors(weights, dtype, device);
-    let (module, shape) = match name {
+    let module = match name {
         "qwen3_next" => {
             let config = GdnConfig {
                 hidden_size,
@@ -80,9 +68,7 @@ fn module(name: &str, dtype: DType, device: &Device) -> Result<(Module, StatePoo
                 gate_activation: Activation::Silu,
                 beta_scale: BetaScale::One,
             };
-            let module = GatedDeltaNet::new(&config, &vb)?;
-            let shape = module.shape();
-            (Module::Gdn(module), shape)
+            Module::Gdn(GatedDeltaNet::new(&config, &vb)?)
         }
         _ => {
             let config = KdaConfig {
@@ -93,12 +79,10 @@ fn module(name: &str, dtype: DType, device: &Device) -> Result<(Module, StatePoo
                 rms_norm_eps: 1e-5,
                 gate_lower_bound: None,
             };
-            let module = KimiDeltaAttention::new(&config, &vb)?;
-            let shape = module.shape();
-            (Module::Kda(module), shape)
+            Module::Kda(KimiDeltaAttention::new(&config, &vb)?)
         }
     };
-    let pool = StatePool::new(shape, 1, POOL, dtype, DType::F32, device)?;
+    let pool = StatePool::new(module.shape(), 1, POOL, dtype, DType::F32, device)?;
     Ok((module, pool))
 }
 
