@@ -23,7 +23,7 @@ const TOLERANCE: f32 = 1e-3;
 
 /// Largest difference of logits with [`Formulation::Auto`] on a GPU: chunks of prompts have products of f16 numbers, whose
 /// errors these models amplify to 2.8e-2 on an H200, and to 4.1e-2 in the simulator.
-const TOLERANCE_IN_CHUNKS: f32 = 1e-1;
+const TOLERANCE_IN_CHUNKS: f32 = 5e-2;
 
 const MODELS: [&str; 3] = ["qwen3_next_tiny", "qwen3_5_tiny", "kimi_linear_tiny"];
 
