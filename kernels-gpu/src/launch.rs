@@ -68,7 +68,7 @@ pub struct Description {
     /// Bytes at the end of [`Self::shared`] that are not needed if q, k and the keys of a ring are bf16: the low parts of split
     /// tokens.
     pub shared_of_lows: u32,
-    /// Additional bytes of dynamic shared memory if a parallel step processes its tokens in sets of 8.
+    /// Additional bytes of dynamic shared memory if a parallel step computes its tokens in sets of 8.
     pub shared_of_sets: u32,
     /// Elements of a K-last state for which a block has additional dynamic shared memory; not needed for V-last states.
     pub shared_state_elements: u32,
@@ -260,11 +260,11 @@ impl Computes {
         Self { element, ..self }
     }
 
-    /// Largest number of tokens of a row, and of previous tokens: that of the family, or twice as many if the kernel [takes
-    /// sets](Self::takes_sets).
+    /// Largest number of tokens of a row: that of the family, or twice as many if the kernel [takes sets](Self::takes_sets) or a
+    /// [pair](Self::takes_pair).
     #[must_use]
     pub const fn max_tokens(&self) -> u32 {
-        match self.takes_sets() {
+        match self.takes_sets() || self.takes_pair() {
             true => 2 * self.family.max_tokens(),
             false => self.family.max_tokens(),
         }
@@ -277,6 +277,15 @@ impl Computes {
         let family = self.family;
         let of_f32 = matches!(self.element, Some(Element::F32));
         family.is_parallel() && of_f32 && !family.layer && !family.deferred
+    }
+
+    /// Whether the kernel computes twice as many new tokens as its family, if there are no previous ones: two sets, both from the
+    /// state before the first. Its states have 16 bits.
+    #[must_use]
+    pub const fn takes_pair(&self) -> bool {
+        let family = self.family;
+        let of_bf16 = matches!(self.element, Some(Element::Bf16));
+        family.is_parallel() && of_bf16 && !family.layer && !family.deferred
     }
 
     /// Whether load-time constants decide the layout of the states, or also their element type.

@@ -473,11 +473,13 @@ impl StepConstants {
     }
 
     /// [`Self::blocks_per_sm`] for a parallel step without convolution and norm on a machine: as many as the entry needs. For
-    /// sets of 8 tokens only Hopper has the registers.
+    /// sets of 8 tokens, and 16-bit states that the kernel `widens` to f32, only Hopper has the registers. KDA's pair needs more if
+    /// accesses are narrow.
     #[must_use]
-    pub const fn blocks_of_drafts(&self, machine: u32) -> u32 {
-        let has_sets = self.tokens > 8 || self.previous_tokens > 8 || self.state_f32 == 0;
-        if has_sets && machine != machine::HOPPER {
+    pub const fn blocks_of_drafts(&self, machine: u32, widens: bool) -> u32 {
+        let has_sets = self.tokens > 8 || self.previous_tokens > 8 || widens;
+        let is_tight = self.per_channel != 0 && self.wide_io == 0 && self.tokens > 8;
+        if has_sets && (machine != machine::HOPPER || is_tight) {
             1
         } else {
             4

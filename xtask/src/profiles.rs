@@ -205,6 +205,8 @@ pub fn of(entry: Entry) -> Vec<Profile> {
     }
     if computes.is_some_and(|it| it.max_tokens() > it.family.max_tokens()) {
         both(("t16", "GD_TOKENS"));
+    }
+    if computes.is_some_and(|it| it.takes_sets()) {
         both(("resume16", "GD_PREVIOUS_TOKENS"));
     }
     let columns = 0..PROFILES.len();
@@ -298,7 +300,9 @@ pub fn values(
                     return Ok((symbol, entry.blocks_per_sm(blocks)));
                 }
                 if family.is_some_and(|it| !it.layer) {
-                    let blocks = constants.blocks_of_drafts(constants.machine);
+                    let takes_sets = entry.computes().is_some_and(|it| it.takes_sets());
+                    let widens = takes_sets && constants.state_f32 == 0;
+                    let blocks = constants.blocks_of_drafts(constants.machine, widens);
                     return Ok((symbol, entry.blocks_per_sm(blocks)));
                 }
                 let element = entry.computes().and_then(|computes| computes.element);

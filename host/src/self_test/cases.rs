@@ -109,6 +109,12 @@ const IN_SETS: &[Way] = &[
     Way::new("a resume of 10 tokens after 11", 10, 11, Keep::Elsewhere),
 ];
 
+/// More than 8 new tokens, without previous ones.
+const PAIR: &[Way] = &[
+    Way::new("a verify of 9 tokens", 9, 0, Keep::Nothing),
+    Way::new("16 tokens", 16, 0, Keep::InPlace),
+];
+
 const LAYER_PARALLEL: &[Way] = &[
     Way {
         conv: true,
@@ -479,6 +485,9 @@ pub fn cases() -> Vec<Case> {
             }
             if !of.0.layer {
                 family(&mut cases, of, layout, state, IN_SETS);
+                if layout == KLast && state != DType::F32 {
+                    family(&mut cases, of, layout, state, PAIR);
+                }
             }
         }
     }
@@ -511,8 +520,8 @@ fn family(
     } else {
         &[GateKind::GdnRaw, GateKind::GdnGiven]
     };
-    let most = ways.iter().map(|way| way.tokens.max(way.previous)).max();
-    let in_sets = Kind::goes_in_sets(family, (layout, state), most.unwrap_or(0));
+    let of = |tokens: fn(&Way) -> usize| ways.iter().map(tokens).max().unwrap_or(0);
+    let tokens = [of(|way| way.tokens), of(|way| way.previous)];
     let kinds = [[64, 64], [96, 192], [128, 128]].map(|[k_dim, v_dim]| Kind {
         family,
         per_channel,
@@ -524,9 +533,11 @@ fn family(
         v_dim,
         ratio: 1,
         tokens: 1,
-        in_sets,
+        in_sets: false,
+        in_pair: false,
         norm: false,
     });
+    let kinds = kinds.map(|kind| kind.with_tokens(tokens));
     // Two value heads per query/key head, if the entry supports that.
     let variants = kinds.map(|kind| {
         kind.variants().map(move |entry| {

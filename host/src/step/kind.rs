@@ -40,20 +40,37 @@ pub(crate) struct Kind {
     pub tokens: u32,
     /// See [`Kind::goes_in_sets`].
     pub in_sets: bool,
+    /// Whether the launch is in sets and has no previous tokens: both sets start from the state before the first one.
+    pub in_pair: bool,
     /// Whether the launch is a prefill with a norm.
     pub norm: bool,
 }
 
 impl Kind {
     /// Whether a step of `family` on such states processes its tokens in sets of 8. `most` is the larger of T and T'.
-    pub fn goes_in_sets(
-        family: Family,
-        (layout, state): (StateLayout, DType),
-        most: usize,
-    ) -> bool {
+    fn goes_in_sets(family: Family, (layout, state): (StateLayout, DType), most: usize) -> bool {
         let is_16_bit_v_last = state != DType::F32 && layout == StateLayout::VLast;
         let is_long = most > Family::PARALLEL.max_tokens() as usize;
         family == Family::PARALLEL && (is_long || is_16_bit_v_last)
+    }
+
+    /// The kind, with [`Self::in_sets`] and [`Self::in_pair`] for T and T'.
+    pub fn with_tokens(self, [new, previous]: [usize; 2]) -> Self {
+        let states = (self.layout, self.state);
+        let in_sets = Self::goes_in_sets(self.family, states, new.max(previous));
+        Self {
+            in_sets,
+            in_pair: in_sets && previous == 0,
+            ..self
+        }
+    }
+
+    /// Whether the launch is in sets of tokens, and only kernels whose states are f32 in shared memory take them. Those of 16-bit
+    /// K-last states take a pair; KDA's take no pair of f16.
+    pub fn is_f32_in_shared(self) -> bool {
+        let has_own = self.layout == StateLayout::KLast
+            && (self.state == DType::Bf16 || self.state == DType::F16 && !self.per_channel);
+        self.in_sets && !(self.in_pair && has_own)
     }
 
     /// Whether the launch is a prefill.

@@ -247,7 +247,7 @@ impl<A> DeferredStep<'_, A> {
                 Worker::<B, TILES16>::decay_channels(pending.len);
                 if c.tokens != 0 {
                     self.leave(&worker, &inputs, (made, Some(decay_inputs)));
-                    worker.prepare(step, Set::New, &inputs, decay_inputs, (false, made));
+                    worker.prepare(step, Set::New, &inputs, decay_inputs, (false, made), true);
                 } else {
                     meeting::workers::<B>();
                 }

@@ -543,7 +543,7 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     type Drafts = (RowTokens, [Drafts; 2]);
     type Scales = Scales;
 
-    const TAKES_SETS: bool = false;
+    const TAKES_PAIR: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> &Slots {

@@ -1,6 +1,6 @@
 //! The tokens of one launch equal the tokens of several launches.
 
-use gated_delta::DType;
+use gated_delta::{DType, Operator};
 use gated_delta_harness::arguments::Packed;
 use gated_delta_test_support::backend::{Backend, backends};
 use gated_delta_test_support::case::Case;
@@ -103,12 +103,12 @@ fn packed_rows_are_rows_of_their_own() {
         spec.slots.read = true;
     };
     law_of(Family::several(), adjust, |backend, spec| {
-        each_packed_row_is_alone(backend, spec, &spec.problem());
+        each_packed_row_is_alone(backend, spec, &spec.problem(), spec.has_bits_of_bound());
     });
 }
 
-/// Checks that every row of a packed problem has the bits that it has alone, dense; packed where its bits follow from `max_tokens`.
-fn each_packed_row_is_alone(backend: &Backend, spec: &Spec, problem: &Problem) {
+/// Checks that every row of a packed problem has the bits that it has alone: packed, with the same `max_tokens`, or dense.
+fn each_packed_row_is_alone(backend: &Backend, spec: &Spec, problem: &Problem, is_packed: bool) {
     let before = problem.case(&spec.form);
     let together = backend.run(&before, None);
     for (b, row) in before.rows().into_iter().enumerate() {
@@ -118,7 +118,7 @@ fn each_packed_row_is_alone(backend: &Backend, spec: &Spec, problem: &Problem) {
         };
         let mut alone = problem.take_tokens(&tokens.clone().collect::<Vec<_>>());
         alone.packed = None;
-        if spec.has_bits_of_bound() {
+        if is_packed {
             let packed = problem.packed.as_ref().expect("rows are packed");
             let bounds = [0, tokens.len() as i64];
             alone.packed = Some(Packed {
@@ -163,11 +163,14 @@ fn in_sets() -> Vec<Family> {
     Family::which(|family| !family.is_recurrent() && family.max_tokens() > SET)
 }
 
-/// Lengths and numbers of kept tokens on both sides of a set.
+/// Lengths and numbers of kept tokens on both sides of a set, with the smallest K of an operator: a GPU's driver takes a second for
+/// each kernel.
 #[test]
 fn rows_may_end_on_both_sides_of_a_set() {
     const LENGTHS: [usize; 7] = [0, 1, 7, 8, 9, 15, 16];
-    for family in in_sets() {
+    let mut families = in_sets();
+    families.retain(|family| family.operator == Operator::Kda || family.dim == 64);
+    for family in families {
         for previous in [None, Some(16)] {
             let spec = Spec {
                 batch: LENGTHS.len(),
@@ -197,15 +200,15 @@ fn rows_may_end_on_both_sides_of_a_set() {
             }
             check_everywhere(&problem.case(&spec.form), None);
             for backend in backends() {
-                each_packed_row_is_alone(backend, &spec, &problem);
+                each_packed_row_is_alone(backend, &spec, &problem, true);
             }
         }
     }
 }
 
-/// With f32 states more than 8 tokens have the bits of a launch of the first 8 and one of the others.
+/// With f32 states the first 8 of more tokens have the bits of a launch of 8, whatever follows them.
 #[test]
-fn sets_are_as_many_launches() {
+fn the_first_set_is_a_launch_of_its_own() {
     let adjust = |spec: &mut Spec| {
         verify_in_place(spec);
         named(spec);
@@ -216,29 +219,17 @@ fn sets_are_as_many_launches() {
     law_of(families, adjust, |backend, spec| {
         let problem = spec.problem();
         let together = run(backend, &problem, &spec.form);
-        let part = |problem: &Problem, from: usize, end: usize| {
-            problem.take_tokens(&(from..end).collect::<Vec<_>>())
-        };
-        let first = run(backend, &part(&problem, 0, SET), &spec.form);
-        let mut rest = part(&problem, SET, spec.tokens);
-        rest.pool.values = first.floats(&first.as_klast(&first.pool));
-        rest.fresh = None;
-        let rest = run(backend, &rest, &spec.form);
+        let first = problem.take_tokens(&(0..SET).collect::<Vec<_>>());
+        let first = run(backend, &first, &spec.form);
         for b in 0..spec.batch {
-            for t in 0..spec.tokens {
-                let (of, at) = if t < SET {
-                    (&first, t)
-                } else {
-                    (&rest, t - SET)
-                };
-                let o = together.bits(&together.o().entry(&[b, t]));
+            for t in 0..SET {
                 assert!(
-                    o == of.bits(&of.o().entry(&[b, at])),
+                    together.bits(&together.o().entry(&[b, t]))
+                        == first.bits(&first.o().entry(&[b, t])),
                     "o of row {b}, token {t} differs"
                 );
             }
         }
-        assert!(together.state_bits() == rest.state_bits(), "states differ");
     });
 }
 

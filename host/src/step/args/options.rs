@@ -163,9 +163,8 @@ pub enum Formulation {
     Auto,
     /// Token by token in f32, up to 16 tokens. With f32 states, a launch of T tokens has the bits of T launches of one token.
     Recurrent,
-    /// All tokens of a row together, on tensor cores: at most 16, new or previous. 9 to 16 tokens are computed in two sets of up
-    /// to 8. The state between the sets is f32, also if the pool is bf16 or f16. So f32 states have the bits of two launches, one
-    /// of the first 8 tokens and one of the others. With a convolution or a norm a row has at most 8 tokens, and 16-bit states
+    /// All tokens of a row together, on tensor cores: at most 16, new or previous, in sets of up to 8. The first 8 of more new tokens
+    /// have the bits of a launch of 8 on f32 states. With a convolution or a norm a row has at most 8 tokens, and 16-bit states
     /// are K-last. Snapshots and token slots are not available.
     Parallel,
     /// Chunks of up to 64 tokens, on tensor cores: a prefill of any number of tokens, with [`States::update`]. A

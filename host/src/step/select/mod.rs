@@ -70,10 +70,10 @@ macro_rules! by_dim {
 
 impl Kind {
     /// The state dtype in the names of the entries. Entries of bf16 also take f16, by a load-time constant, except deferred
-    /// drafts. For tokens in sets, the state in shared memory is f32.
+    /// drafts. For tokens in sets, the state in shared memory may be f32.
     fn state_of_entries(self) -> DType {
         match self.state {
-            DType::Bf16 | DType::F16 if self.in_sets => DType::F32,
+            DType::Bf16 | DType::F16 if self.is_f32_in_shared() => DType::F32,
             DType::F16 if !(self.family.is_deferred() && self.family.is_parallel()) => DType::Bf16,
             state => state,
         }
@@ -311,6 +311,7 @@ impl Kind {
             StateLayout::VLast => Layout::VLast,
         };
         let element = match self.state_of_entries() {
+            _ if self.in_sets && entry.computes().is_some_and(|it| it.takes_sets()) => Element::F32,
             DType::F32 => Element::F32,
             DType::Bf16 => Element::Bf16,
             _ => return false,

@@ -48,7 +48,7 @@ impl Problem {
         } else if kind.family.is_deferred() {
             constants.blocks_by_tokens()
         } else if !kind.family.layer {
-            constants.blocks_of_drafts(machine)
+            constants.blocks_of_drafts(machine, kind.in_sets && kind.state != DType::F32)
         } else {
             constants.blocks_of_layer(machine, kind.state == DType::F32)
         }

@@ -25,6 +25,7 @@ fn kind(
         ratio: 1,
         tokens: 1,
         in_sets: false,
+        in_pair: false,
         norm: false,
     }
 }

@@ -106,7 +106,6 @@ impl Shape {
         let is_chunked = request.is_chunked();
         let state = request.pool().tensor.dtype();
         let layout = request.options.state_layout;
-        let most = new.tokens.max(previous.tokens);
         Kind {
             family,
             per_channel: request.gates.per_channel,
@@ -121,9 +120,11 @@ impl Shape {
                 true => 0,
                 false => (new.tokens + previous.tokens) as u32,
             },
-            in_sets: Kind::goes_in_sets(family, (layout, state), most),
+            in_sets: false,
+            in_pair: false,
             norm: is_chunked && request.norm.is_some(),
         }
+        .with_tokens([new.tokens, previous.tokens])
     }
 }
 

@@ -1,7 +1,7 @@
 //! Convolution and norm around the recurrence of a block.
 
 use super::RowStep;
-use super::map::{Block, Map, Set};
+use super::map::{Block, Set};
 use super::worker::Worker;
 use crate::recurrent::slots::Slots;
 use crate::step::{StepConstants, StepParams};
@@ -14,9 +14,9 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// z and weight of a worker's elements of o.
     type Scales;
 
-    /// Whether a launch may have more than 8 new or previous tokens ([`super::sets`]). k, q and v are then given, and o is stored
-    /// unchanged.
-    const TAKES_SETS: bool;
+    /// Whether a launch may have more than 8 new tokens ([`super::pair`]), and with f32 states more than 8 previous ones
+    /// ([`super::sets`]). k, q and v are then given, and o is stored unchanged.
+    const TAKES_PAIR: bool;
 
     /// The slots of the row's states.
     fn slots(&self) -> &Slots;
@@ -81,7 +81,7 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
     type Drafts = ();
     type Scales = ();
 
-    const TAKES_SETS: bool = Map::<B>::F32_STATE;
+    const TAKES_PAIR: bool = true;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn slots(&self) -> &Slots {

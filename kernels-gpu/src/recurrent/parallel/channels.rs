@@ -81,8 +81,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
 
     /// Computes the operands and the products of the tokens of `set` and, if `advances`, the operand that advances the state;
     /// absent tokens are zeros without decay. Also stores the values, and hands the products to the solver. If a convolution has
-    /// `made` k, q and v, they are in shared memory already. With deferred write-back, the decay of the state over the pending
-    /// tokens is in shared memory after the first barrier.
+    /// `made` k, q and v, they are in shared memory already. If the tokens are `late`, the second set of a pair or those after a
+    /// deferred state's pending ones, the decay of the state before them is in shared memory after the first barrier.
     ///
     /// # Safety
     /// The workers may write all of these places.
@@ -94,6 +94,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         inputs: &Inputs,
         decay_inputs: &DecayInputs,
         (advances, made): (bool, bool),
+        is_late: bool,
     ) {
         let c = &step.c;
         let decays = |g| decay_inputs.gates(g).values(c).0;
@@ -107,7 +108,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             if !made && set.has_queries() {
                 let queries = |raw: Raw<8>| raw.to_f32(c.q_element);
                 let raw = inputs.queries;
-                self.store_f32(TeamOperand::Query, Operand::Query, raw, queries, 0.0, count);
+                self.store_f32(TeamOperand::Query, set.query(), raw, queries, 0.0, count);
             }
             self.store_f32(TeamOperand::Decay, key, inputs.gates, decays, 1.0, count);
             if !made {
@@ -129,7 +130,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
             while first < TOKENS / 2 {
                 // No comparison where every team has a column: docs/compiler.md, Warps that stay together.
                 if Self::TEAMS <= TOKENS / 2 || team < TOKENS / 2 {
-                    self.columns(set, first + team, (advances, made));
+                    self.columns(set, first + team, (advances, made), is_late);
                 }
                 first += Self::TEAMS;
             }
@@ -171,7 +172,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// Computes columns `pair` and 7 − `pair` of the products, and tokens `pair` and 7 − `pair` of the operands. All lanes of the
     /// warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn columns(&self, set: Set, pair: u32, (advances, made): (bool, bool)) {
+    unsafe fn columns(&self, set: Set, pair: u32, (advances, made): (bool, bool), is_late: bool) {
         let lane = thread_idx_x() % Self::TEAM;
         let is_new = set.has_queries();
         let keys = match set {
@@ -246,8 +247,8 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                         sums[24 + side] = dot(q, q);
                     }
                     let q = product(decays[side], q);
-                    self.store_decayed(Operand::Query, t, lane, (q, of_query));
-                    if B::WAITS {
+                    self.store_decayed(set.query(), t, lane, (q, of_query));
+                    if is_late {
                         let kept = load_shared_b128(Map::<B>::kept() + 4 * Self::channel(lane));
                         let kept = kept.map(f32::from_bits);
                         Self::store_token(Operand::LateKey, t, lane, product(kept, k), false);
@@ -255,11 +256,21 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                     }
                 }
                 if advances {
-                    Self::store_token(Operand::Step, t, lane, steps[side], false);
+                    let step = if is_late {
+                        Operand::LateStep
+                    } else {
+                        Operand::Step
+                    };
+                    Self::store_token(step, t, lane, steps[side], false);
                 }
             });
             if advances && pair == 0 {
-                let place = Map::<B>::kept() + 4 * Self::channel(lane);
+                let kept = if is_late {
+                    Map::<B>::kept_later()
+                } else {
+                    Map::<B>::kept()
+                };
+                let place = kept + 4 * Self::channel(lane);
                 store_shared_b128(place, decays[1].map(f32::to_bits));
             }
             if !self.state_f16 {

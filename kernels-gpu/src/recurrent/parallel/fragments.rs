@@ -238,45 +238,61 @@ impl Steps {
         }
     }
 
-    /// S diag(decays) + self · kᵀ on one fragment of S in f16 or bf16, rounded. All lanes of the warp call it.
+    /// S diag(decays) + steps · kᵀ, for one set after the other, on one fragment of S in f16 or bf16, rounded once. All lanes of
+    /// the warp call it.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn advance(
-        self,
+    pub fn advance<const SETS: usize>(
         (state, is_f16): (Fragment, bool),
-        decays: [f32; 8],
-        k: TokenFragment,
+        sets: [(Self, [f32; 8], TokenFragment); SETS],
     ) -> Fragment {
-        let Split(steps) = self.split;
         let mut next = [[0; 4]; 2];
         let mut j = 0;
         if is_f16 {
             // A load fence: docs/compiler.md.
             sync_warp(FULL_MASK);
-            let [p, q] = self.inverses;
             while j < 4 {
-                let kept = Self::kept(state, true, decays, j);
-                let mut sum = if k.is_f16 { [0.0; 4] } else { kept };
-                sum = mma_m16n8k16_b16(steps, [k.high[j]; 2], sum, k.is_f16);
-                if k.split {
-                    sum = mma_m16n8k16_b16(steps, [k.low[j]; 2], sum, k.is_f16);
-                }
-                if k.is_f16 {
-                    sum[0] = fma(sum[0], p, kept[0]);
-                    sum[1] = fma(sum[1], p, kept[1]);
-                    sum[2] = fma(sum[2], q, kept[2]);
-                    sum[3] = fma(sum[3], q, kept[3]);
-                }
+                let mut sum = [0.0; 4];
+                each!(set in 0..SETS => {
+                    let (steps, decays, k) = sets[set];
+                    let Split(factors) = steps.split;
+                    let [p, q] = steps.inverses;
+                    let kept = if set == 0 {
+                        Self::kept(state, true, decays, j)
+                    } else {
+                        Self::decayed(sum, decays, j)
+                    };
+                    sum = if k.is_f16 { [0.0; 4] } else { kept };
+                    sum = mma_m16n8k16_b16(factors, [k.high[j]; 2], sum, k.is_f16);
+                    if k.split {
+                        sum = mma_m16n8k16_b16(factors, [k.low[j]; 2], sum, k.is_f16);
+                    }
+                    if k.is_f16 {
+                        sum[0] = fma(sum[0], p, kept[0]);
+                        sum[1] = fma(sum[1], p, kept[1]);
+                        sum[2] = fma(sum[2], q, kept[2]);
+                        sum[3] = fma(sum[3], q, kept[3]);
+                    }
+                });
                 next[0][j] = pack_b16x2(sum[0], sum[1], true);
                 next[1][j] = pack_b16x2(sum[2], sum[3], true);
                 j += 1;
             }
         } else {
             while j < 4 {
-                let mut sum = Self::kept(state, false, decays, j);
-                sum = mma_m16n8k16_bf16(steps, [k.high[j]; 2], sum);
-                if k.split {
-                    sum = mma_m16n8k16_bf16(steps, [k.low[j]; 2], sum);
-                }
+                let mut sum = [0.0; 4];
+                each!(set in 0..SETS => {
+                    let (steps, decays, k) = sets[set];
+                    let Split(factors) = steps.split;
+                    sum = if set == 0 {
+                        Self::kept(state, false, decays, j)
+                    } else {
+                        Self::decayed(sum, decays, j)
+                    };
+                    sum = mma_m16n8k16_bf16(factors, [k.high[j]; 2], sum);
+                    if k.split {
+                        sum = mma_m16n8k16_bf16(factors, [k.low[j]; 2], sum);
+                    }
+                });
                 next[0][j] = pack_bf16x2(sum[0], sum[1]);
                 next[1][j] = pack_bf16x2(sum[2], sum[3]);
                 j += 1;
@@ -314,6 +330,13 @@ impl Steps {
     fn kept(state: Fragment, is_f16: bool, decays: [f32; 8], j: usize) -> [f32; 4] {
         let [a, b] = b16x2_to_f32(state[0][j], is_f16);
         let [c, d] = b16x2_to_f32(state[1][j], is_f16);
+        let (x, y) = (decays[2 * j], decays[2 * j + 1]);
+        [x * a, y * b, x * c, y * d]
+    }
+
+    /// `sum` times the decays of the `j`-th two of a lane's channels of a fragment.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn decayed([a, b, c, d]: [f32; 4], decays: [f32; 8], j: usize) -> [f32; 4] {
         let (x, y) = (decays[2 * j], decays[2 * j + 1]);
         [x * a, y * b, x * c, y * d]
     }

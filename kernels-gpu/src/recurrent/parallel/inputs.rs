@@ -75,7 +75,7 @@ impl StoredToken {
         let lane = lane_id() % Worker::<B, TILES16>::LANES;
         if B::PER_CHANNEL {
             let from = match operand {
-                Operand::Query => TeamOperand::Query,
+                Operand::Query | Operand::LaterQuery => TeamOperand::Query,
                 Operand::PreviousKey if made => TeamOperand::PreviousKey,
                 _ => TeamOperand::Key,
             };

@@ -14,7 +14,10 @@
 //! | `WEIGHTS` | 4 · 256 | deferred states: products of pending tokens with k and q, 8 × 8 f32 each | workers | workers, after a barrier |
 //! | `LATE` | 2 · 2 · 8 · ROW | KDA, deferred states: k and q, decayed also over the pending tokens | teams | workers, after their barrier |
 //! | `LOG_DECAYS` | 16 · 4 K | KDA, deferred states: log α of pending tokens, then the decay over the tokens after each | workers | workers, after a barrier |
-//! | `BYTES` | 2 · 8 · ROW | GDN, more than 8 new or previous tokens: q of every other 8, in the format of tokens | workers | all, after a barrier |
+//! | `BYTES` | 2 · 8 · ROW | more than 8 new or previous tokens: q of every other 8, in the format of tokens | workers | all, after a barrier |
+//! | `LATE` | 3 · 2 · 8 · ROW | KDA, a pair of sets: k and q of the second, decayed also over the first; its keys that advance the state | teams | workers, after their barrier |
+//! | `KEPT_LATER` | 4 K | KDA, a pair of sets: decay of each channel over the second set | a team | workers, after its barrier |
+//! | `CROSS` | 2 · 256 | a pair of sets: products of the second set's k and q with the first's k, 8 × 8 f32 each | solver | workers, after the barrier that ends the second solution |
 //!
 //! A token of k or q is stored in *fragment order*: for each 32 channels, word 4j + c holds the j-th two of the 8 channels of
 //! lane 4r + c, so that `load_matrices` gives this lane all 8 channels of token r. They are the channels that the lane holds of a
@@ -49,12 +52,14 @@ pub enum Operand {
     Step = 3,
     /// Deferred states, which nothing else advances: k of pending tokens 8 .. 16; k of the first 8 is [`Self::PreviousKey`].
     LaterPendingKey = 4,
-    /// KDA, deferred states: k, decayed also over the pending tokens.
+    /// KDA: k, decayed also over the pending tokens of a deferred state, or over the first set of a pair.
     LateKey = 5,
-    /// KDA, deferred states: q, decayed also over the pending tokens.
+    /// KDA: q, decayed as [`Self::LateKey`].
     LateQuery = 6,
     /// Queries of [`Set::Later`], at the end of the map. Its number gives it the loaders of [`Self::Query`].
     LaterQuery = 7,
+    /// KDA: [`Self::Step`] of the second set of a pair.
+    LateStep = 8,
 }
 
 /// KDA's tokens as f32 in shared memory, for the teams.
@@ -219,7 +224,7 @@ impl<B: Block> Map<B> {
     } else {
         Self::STEP
     };
-    const LATE: u32 = Self::WEIGHTS + 4 * 256;
+    const LATE: u32 = Self::WEIGHTS + if B::WAITS { 4 * 256 } else { 2 * Self::PART };
     const LOG_DECAYS: u32 = Self::LATE + 4 * Self::PART;
     const LOWS: u32 = Self::LATE;
     /// The bytes of low parts within [`Self::BYTES`]: unused if q, k and the keys of a ring are bf16.
@@ -233,8 +238,14 @@ impl<B: Block> Map<B> {
         Self::LOWS + Self::BYTES_OF_LOWS
     };
 
-    /// Additional bytes if a launch has more than 8 new or previous tokens: [`Operand::LaterQuery`].
-    pub const BYTES_OF_SETS: u32 = if B::PER_CHANNEL { 0 } else { 2 * Self::PART };
+    const KEPT_LATER: u32 = Self::LATE + 6 * Self::PART;
+    const CROSS: u32 = if B::PER_CHANNEL {
+        Self::KEPT_LATER + 4 * B::K
+    } else {
+        Self::LATE
+    };
+    /// Additional bytes for [sets](super::sets) and a [pair](super::pair).
+    pub const BYTES_OF_PAIR: u32 = Self::CROSS + 512 - Self::BYTES;
 
     /// Address of token 0 of an operand; its low part is `LOW` bytes later.
     pub fn operand(operand: Operand) -> u32 {
@@ -244,6 +255,7 @@ impl<B: Block> Map<B> {
             Operand::Step | Operand::LaterPendingKey => Self::STEP,
             Operand::LateKey => Self::LATE,
             Operand::LateQuery => Self::LATE + 2 * Self::PART,
+            Operand::LateStep => Self::LATE + 4 * Self::PART,
             Operand::LaterQuery => Self::BYTES,
             _ => 2 * operand as u32 * Self::PART,
         };
@@ -263,6 +275,11 @@ impl<B: Block> Map<B> {
     /// `[8, 8]` f32: the coefficients of its own and earlier tokens' δ in a token's o.
     pub fn scores() -> u32 {
         Self::predictions() + 256
+    }
+
+    /// `[8, 8]` f32: products of the second set's k, or q, with k of the first set of a pair.
+    pub fn cross(of_queries: bool) -> u32 {
+        dynamic_shared_mem() + Self::CROSS + 256 * of_queries as u32
     }
 
     pub fn solution(set: Set) -> Solution {
@@ -366,6 +383,11 @@ impl<B: Block> Map<B> {
     /// Address of Γ, `[K]` f32: the decay of each channel of S₀ up to the last token.
     pub fn kept() -> u32 {
         dynamic_shared_mem() + Self::KEPT
+    }
+
+    /// [`Self::kept`], over the second set of a pair.
+    pub fn kept_later() -> u32 {
+        dynamic_shared_mem() + Self::KEPT_LATER
     }
 
     /// Address of an `[8, 8]` f32 matrix: the coefficients of u of pending tokens 8 `half` .. 8 `half` + 8 in a new token's

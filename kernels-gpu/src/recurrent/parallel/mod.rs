@@ -7,6 +7,7 @@ pub(crate) mod gates;
 pub(crate) mod inputs;
 pub(crate) mod map;
 pub(crate) mod meeting;
+mod pair;
 mod sets;
 pub(crate) mod solver;
 pub(crate) mod state;
@@ -30,11 +31,12 @@ use crate::step::{StepConstants, StepParams};
 use fragments::{Split, Tokens8};
 use gates::GateInputs;
 use map::{Block, Map, Operand, Set, TOKENS};
-use sets::run_sets;
+use pair::run_pair;
 use state::{StateRows, mask};
 use worker::Worker;
 
-/// Up to 8 new and 8 previous tokens on 16-bit K-last states (`S` = [`B16`](crate::state::B16)); up to 16 and 16 on any states
+/// Up to 8 new and 8 previous tokens, or up to 16 new ones, on 16-bit K-last states (`S` = [`B16`](crate::state::B16)); up to 16
+/// and 16 on any states
 /// (`S` = [`F32`](crate::state::F32), their type in shared memory): `WARPS` workers with `TILES16` tiles of 16 rows of S each,
 /// and the solver.
 pub struct Parallel<G, S, const K: u32, const V: u32, const WARPS: u32, const TILES16: usize>(
@@ -66,11 +68,8 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
     type Constants = StepConstants;
     const DESCRIPTION: Description = Description {
         // [`StepConstants::blocks_of_drafts`]
-        min_blocks_by_constant: Map::<Self>::F32_STATE,
-        shared_of_sets: match Map::<Self>::F32_STATE {
-            true => Map::<Self>::BYTES_OF_SETS,
-            false => 0,
-        },
+        min_blocks_by_constant: true,
+        shared_of_sets: Map::<Self>::BYTES_OF_PAIR,
         ..description::<Self>(Family::PARALLEL, Map::<Self>::BYTES)
     };
 
@@ -110,19 +109,15 @@ pub(crate) unsafe fn run<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
     const { check::<B>(TILES16) };
     const {
         assert!(
-            !A::TAKES_SETS || TILES16 == 1,
-            "a warp's zeros of 16 tokens are one to a lane"
-        );
-        assert!(
-            !A::TAKES_SETS || Map::<B>::BYTES + Map::<B>::BYTES_OF_SETS <= 99 * 1024,
+            !A::TAKES_PAIR || Map::<B>::BYTES + Map::<B>::BYTES_OF_PAIR <= 99 * 1024,
             "shared memory that every GPU has"
         );
     }
     let tile = B::WARPS * B::ROWS;
     clear_rest_of_tile(&c, params, (row, tile), 32 * (B::WARPS + 1));
-    let are_several = c.tokens > TOKENS || c.previous_tokens > TOKENS;
-    if A::TAKES_SETS && (are_several || Map::<B>::widens(&c)) {
-        return run_sets::<B, A, TILES16>(c, params, row, around);
+    let are_several = c.tokens > TOKENS || c.previous_tokens > TOKENS || Map::<B>::widens(&c);
+    if A::TAKES_PAIR && are_several {
+        return run_pair::<B, A, TILES16>(c, params, row, around);
     }
     let step = RowStep::new(c, params, row, around);
     if thread_idx_x() / 32 == B::WARPS {
@@ -142,6 +137,16 @@ impl<G: Gating, S: StateRows, const K: u32, const V: u32, const WARPS: u32, cons
     const WARPS: u32 = WARPS;
     const ROWS: u32 = 16 * TILES16 as u32;
     const WIDENS: bool = S::BYTES == 4;
+}
+
+/// Takes a set's tokens, and leaves their solution. A function instead of a closure, which LLVM does not inline in large kernels.
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+unsafe fn solve_set<B: Block>(c: &StepConstants, gates: GateInputs, set: Set, count: u32) {
+    if B::PER_CHANNEL {
+        meeting::take_tokens::<B>(set);
+    }
+    solver::solve::<B>(c, gates, set, count);
+    meeting::leave_solution::<B>(set);
 }
 
 /// A block's part of a step whose tokens are computed together: its row, the row's tokens, and the convolution and norm around
@@ -202,21 +207,14 @@ impl<'a, A> RowStep<'a, A> {
         if !self.live() || tokens.are_none(c) {
             return;
         }
-        let solve = |gates, set, count| {
-            if B::PER_CHANNEL {
-                meeting::take_tokens::<B>(set);
-            }
-            solver::solve::<B>(c, gates, set, count);
-            meeting::leave_solution::<B>(set);
-        };
         if !B::PER_CHANNEL {
             meeting::take_tokens::<B>(Set::New);
         }
         if let (Some(previous), Some(gates)) = (&self.previous, previous_gates) {
-            solve(gates, Set::Previous, previous.count);
+            solve_set::<B>(c, gates, Set::Previous, previous.count);
         }
         if c.tokens != 0 {
-            solve(gates, Set::New, tokens.count);
+            solve_set::<B>(c, gates, Set::New, tokens.count);
         }
     }
 
@@ -284,11 +282,25 @@ impl<'a, A> RowStep<'a, A> {
 
             if let Some(decay_inputs) = &decay_inputs {
                 if let Some(inputs) = &previous {
-                    worker.prepare(self, Set::Previous, inputs, decay_inputs, (true, made));
+                    worker.prepare(
+                        self,
+                        Set::Previous,
+                        inputs,
+                        decay_inputs,
+                        (true, made),
+                        false,
+                    );
                 }
                 if c.tokens != 0 {
                     let advances = c.update_state != 0;
-                    worker.prepare(self, Set::New, &inputs, decay_inputs, (advances, made));
+                    worker.prepare(
+                        self,
+                        Set::New,
+                        &inputs,
+                        decay_inputs,
+                        (advances, made),
+                        false,
+                    );
                 }
             } else {
                 if !made && let Some(inputs) = &previous {
@@ -336,7 +348,10 @@ impl<'a, A> RowStep<'a, A> {
                 if !B::PER_CHANNEL && !made {
                     worker.store_values(Set::Previous, inputs, c.v_element);
                 }
-                let sk = worker.key_products(operand(Operand::PreviousKey));
+                let sk = worker.key_products(
+                    operand(Operand::PreviousKey),
+                    Worker::<B, TILES16>::FRAGMENTS,
+                );
                 meeting::take_solution::<B>(Set::Previous);
                 let residuals = worker.residuals(Set::Previous, &sk, c.v_element);
                 advanced = Some(advance(

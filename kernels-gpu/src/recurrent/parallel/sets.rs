@@ -1,9 +1,9 @@
-//! Sets of 8 tokens, one after the other, the previous ones first: for more than 8 new or previous tokens, and for 16-bit states
-//! that are f32 in shared memory. S stays in shared memory; each set advances it there before the next set reads it.
+//! More than 8 previous tokens, and previous tokens of 16-bit states that are f32 in shared memory: sets of 8 tokens, one after the
+//! other. S stays in shared memory; each set advances it there before the next set reads it. New tokens follow as a
+//! [pair](super::pair).
 //!
-//! With f32 states, results are bit-identical to those of separate launches of one set each. A 16-bit state is rounded where it
-//! is written, not between sets. GDN's solver is one set ahead: a set is stored while the previous one is computed. KDA's teams
-//! have room for one set.
+//! A 16-bit state is rounded where it is written, not between sets. GDN's solver is one set ahead: a set is stored while the
+//! previous one is computed. KDA's teams have room for one set.
 
 use super::fragments::Tokens8;
 use super::gates::GateInputs;
@@ -13,16 +13,16 @@ use super::state::{StateRows, mask};
 use super::worker::Worker;
 use super::{Around, RowStep, meeting, solver};
 use crate::constants::Element;
+use crate::device::global::prefetch;
 use crate::device::rarely;
 use crate::device::shared::copy_async_commit;
 use crate::device::thread::thread_idx_x;
 use crate::device::unknown;
 use crate::device::warp::{FULL_MASK, sync_warp};
 use crate::math::each::each;
+use crate::math::elements::bytes_of;
 use crate::recurrent::tokens::Tokens;
-use crate::row::Row;
 use crate::state::{B16, Head, Shape};
-use crate::step::{StepConstants, StepParams};
 
 /// Number of sets of `tokens` tokens.
 #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -40,45 +40,22 @@ fn set<B: Block>(i: u32) -> Set {
     }
 }
 
-/// The kernel body of a launch that may have more than 8 new or previous tokens.
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub(super) unsafe fn run_sets<B: Block, A: Around<B, TILES16>, const TILES16: usize>(
-    c: StepConstants,
-    params: &StepParams,
-    row: Row,
-    around: A,
-) {
-    let step = RowStep::new(c, params, row, around);
-    if thread_idx_x() / 32 == B::WARPS {
-        step.solve_sets::<B, TILES16>();
-    } else {
-        step.work_sets::<B, TILES16>();
-    }
-}
-
 impl<A> RowStep<'_, A> {
-    /// Number of sets, previous and new.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn sets(&self) -> u32 {
-        sets_of(self.c.previous_tokens) + sets_of(self.c.tokens)
-    }
-
-    /// The tokens of set `i`, and how many of them exist; none past the last set.
+    /// Previous set `i`, and how many of its tokens exist; none past the last set.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn set(&self, i: u32) -> (Tokens, u32) {
-        let of_previous = sets_of(self.c.previous_tokens);
-        let (tokens, there, first) = match &self.previous {
-            Some(previous) if i < of_previous => (previous, self.c.previous_tokens, i),
-            _ => (&self.tokens, self.tokens.count, i - of_previous),
+        let previous = match &self.previous {
+            Some(previous) => previous,
+            None => &self.tokens,
         };
-        let first = TOKENS * first;
-        let there = there.saturating_sub(first).min(TOKENS);
-        (tokens.from(first, TOKENS), there)
+        let first = TOKENS * i;
+        let there = self.c.previous_tokens.saturating_sub(first).min(TOKENS);
+        (previous.from(first, TOKENS), there)
     }
 
     /// The row's value head, and the shape of its state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn head<B: Block>(&self) -> (u32, Shape) {
+    pub(super) fn head<B: Block>(&self) -> (u32, Shape) {
         let shape = match self.c.state_v_last {
             0 => [B::V, B::K],
             _ => [B::K, B::V],
@@ -88,7 +65,7 @@ impl<A> RowStep<'_, A> {
 
     /// The head's state that the row starts from, and the one that it ends with.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn heads<B: Block, const TILES16: usize>(&self) -> [Head; 2]
+    pub(super) fn heads<B: Block, const TILES16: usize>(&self) -> [Head; 2]
     where
         A: Around<B, TILES16>,
     {
@@ -102,32 +79,21 @@ impl<A> RowStep<'_, A> {
         }
     }
 
-    /// Whether the launch leaves a live row unchanged: one without tokens, whose state stays in its slot.
+    /// Solves the previous sets. Returns whether the row is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn is_idle<B: Block, const TILES16: usize>(&self) -> bool
-    where
-        A: Around<B, TILES16>,
-    {
-        let (c, slots, [start, write]) = (&self.c, self.around.slots(), self.heads::<B, TILES16>());
-        let moves = c.update_state != 0 && (slots.is_fresh() || start.address != write.address);
-        self.tokens.are_none(c) && !moves
-    }
-
-    /// [`Self::solve`], set by set.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn solve_sets<B: Block, const TILES16: usize>(&self)
+    pub(super) unsafe fn solve_sets<B: Block, const TILES16: usize>(&self) -> bool
     where
         A: Around<B, TILES16>,
     {
         let (c, mut gates, mut count, mut i) = (&self.c, GateInputs::NONE, 0, 0);
         // Each turn loads the gates of a set, and solves the one before it.
-        while i < self.sets() + 1 {
+        while i < sets_of(c.previous_tokens) + 1 {
             // Keeps the compiler from specializing a turn.
             let at = unknown(i);
             let (tokens, there) = self.set(at);
             let next = GateInputs::load::<B>(c, self.params, self.row, &tokens, there);
-            if at == 0 && (!self.live() || self.is_idle::<B, TILES16>()) {
-                return;
+            if at == 0 && !self.live() {
+                return false;
             }
             if at >= 1 {
                 let set = set::<B>(at - 1);
@@ -138,6 +104,7 @@ impl<A> RowStep<'_, A> {
             (gates, count) = (next, tokens.count);
             i += 1;
         }
+        true
     }
 
     /// Whether a set is loaded while another one is computed. KDA, and narrow accesses, leave no registers for it.
@@ -146,21 +113,23 @@ impl<A> RowStep<'_, A> {
         !B::PER_CHANNEL && self.c.wide_io != 0
     }
 
-    /// [`Self::work`], set by set. The state of a row without tokens passes through all turns unchanged.
+    /// Computes the previous sets. The state after them is written, and is in shared memory for the new tokens. Returns whether the row
+    /// is live.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn work_sets<B: Block, const TILES16: usize>(&self)
+    pub(super) unsafe fn work_sets<B: Block, const TILES16: usize>(&self) -> bool
     where
         A: Around<B, TILES16>,
     {
         let c = &self.c;
         let worker = Worker::<B, TILES16>::new(c, self.row.tile);
-        let (of_previous, sets) = (sets_of(c.previous_tokens), self.sets());
+        let sets = sets_of(c.previous_tokens);
         // Number of turns between a set's loads and its computation: GDN's solver works meanwhile.
         let behind = if B::PER_CHANNEL { 1 } else { 2 };
         // SAFETY: the caller's promise; each part of the shared memory is written before the barrier that precedes its reads.
         unsafe {
             let slots = self.around.slots();
             let [start, write] = self.heads::<B, TILES16>();
+            self.prefetch_new::<B>();
             let is_early = self.loads_early::<B>();
             let mut inputs = Inputs::NONE;
             // Each turn loads a set, stores the previous one, and computes a stored one. Sets that are not loaded early are
@@ -178,12 +147,7 @@ impl<A> RowStep<'_, A> {
                 };
                 let next = worker.load_inputs(set::<B>(loaded), &tokens, there, false);
                 if at == 0 && !self.live() {
-                    let tokens = &self.tokens;
-                    worker.zero_outputs(tokens.o, c.o_element, tokens.count);
-                    return;
-                }
-                if at == 0 && self.is_idle::<B, TILES16>() {
-                    return;
+                    return false;
                 }
                 if at == u32::from(is_early) {
                     if worker.widens {
@@ -198,7 +162,7 @@ impl<A> RowStep<'_, A> {
                     let set = set::<B>(at - 1);
                     meeting::workers::<B>();
                     if let Some(decay_inputs) = &decay_inputs {
-                        worker.prepare(self, set, &stored, decay_inputs, (true, false));
+                        worker.prepare(self, set, &stored, decay_inputs, (true, false), false);
                     } else {
                         self.store_set(&worker, set, &stored);
                     }
@@ -206,21 +170,41 @@ impl<A> RowStep<'_, A> {
                 inputs = next;
                 if at >= behind {
                     let at = at - behind;
-                    let stays = at + 1 < sets;
-                    let is_written = if c.previous_tokens != 0 {
-                        at + 1 == of_previous
-                    } else {
-                        c.update_state != 0 && !stays
-                    };
-                    self.compute_set(&worker, at, (stays, is_written), write);
+                    let is_last = at + 1 == sets;
+                    let stays = !is_last || c.tokens != 0;
+                    self.compute_set(&worker, at, (stays, is_last), write);
                 }
                 i += 1;
             }
         }
+        true
     }
 
-    /// Computes stored set `i`: the outputs of new tokens, and the state after the set, which `stays` in shared memory for the
-    /// next set, is written to `write`, or both.
+    /// Prefetches the new tokens into L2: they are loaded only after the previous ones.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    fn prefetch_new<B: Block>(&self) {
+        let (tokens, width) = (&self.tokens, B::WARPS * B::ROWS);
+        let gates = if B::PER_CHANNEL { B::K } else { 1 };
+        let runs = [
+            (tokens.q, 0, B::K),
+            (tokens.k, 0, B::K),
+            (tokens.v, self.row.tile * width, width),
+            (tokens.g, 0, gates),
+        ];
+        each!(i in 0..4 => {
+            let (run, first, elements) = runs[i];
+            let of_line = 128 / bytes_of(run.element());
+            let lines = elements.div_ceil(of_line);
+            let mut line = thread_idx_x();
+            while line < tokens.count * lines {
+                prefetch(run.at(line / lines, first + line % lines * of_line));
+                line += 32 * B::WARPS;
+            }
+        });
+    }
+
+    /// Computes stored set `i`: the state after the set, which `stays` in shared memory for the next set, is written to `write`, or
+    /// both.
     ///
     /// # Safety
     /// The head is a live state.
@@ -234,14 +218,11 @@ impl<A> RowStep<'_, A> {
     ) {
         let c = &self.c;
         let ((tokens, _), set) = (self.set(i), set::<B>(i));
-        let operand = |operand| {
-            let element = match operand {
-                _ if B::PER_CHANNEL => Element::F32 as u32,
-                Operand::Query | Operand::LaterQuery => c.q_element,
-                _ => c.k_element,
-            };
-            Tokens8::new::<B>(operand, element, false)
+        let element = match B::PER_CHANNEL {
+            true => Element::F32 as u32,
+            false => c.k_element,
         };
+        let operand = |operand| Tokens8::new::<B>(operand, element, false);
         // SAFETY: the caller's promise.
         unsafe {
             if i == 0 && worker.widens {
@@ -249,18 +230,11 @@ impl<A> RowStep<'_, A> {
                 B::State::widen_rows(worker);
                 sync_warp(FULL_MASK);
             }
-            let (key, query) = (operand(set.key()), operand(set.query()));
+            let key = operand(set.key());
             let fragments = unknown(Worker::<B, TILES16>::FRAGMENTS as u32) as usize;
-            let [sk, sq] = worker.products(key, query, fragments, |_, _, state| state);
+            let sk = worker.key_products(key, fragments);
             meeting::take_solution::<B>(set);
             let residuals = worker.residuals(set, &sk, c.v_element);
-            if tokens.are_new() {
-                worker.outputs(set, &residuals, &sq);
-                worker.store_outputs(set, tokens.o, c.o_element, tokens.count);
-            }
-            if !stays && !is_written {
-                return;
-            }
             let keys = if B::PER_CHANNEL {
                 operand(Operand::Step)
             } else {

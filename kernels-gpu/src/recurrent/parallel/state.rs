@@ -48,12 +48,11 @@ pub(crate) trait StateRows: StateElement {
     /// `sum` + S · tokensᵀ.
     fn product(sum: [f32; 4], state: Self::Factors, tokens: TokenFragment) -> [f32; 4];
 
-    /// (e) on a fragment; returns `state` unchanged, bit for bit, if `moved` is 0.
-    fn advance(
-        steps: Steps,
+    /// (e) on a fragment, for one set of tokens after the other, rounded once; returns `state` unchanged, bit for bit, if `moved`
+    /// is 0.
+    fn advance<const SETS: usize>(
         state: (Self::Fragment, bool),
-        decays: [f32; 8],
-        k: TokenFragment,
+        sets: [(Steps, [f32; 8], TokenFragment); SETS],
         moved: u32,
     ) -> Self::Fragment;
 
@@ -131,15 +130,21 @@ pub(crate) trait StateRows: StateElement {
     }
 }
 
-/// (e): the operands of G S₀ + Σ δ k̂ᵀ.
-pub struct Advance<const TILES16: usize> {
-    /// δ as factors of k.
-    steps: [Steps; TILES16],
-    decays: Decays,
-    keys: Tokens8,
+/// (e): the operands of G S₀ + Σ δ k̂ᵀ, for one set of tokens after the other.
+pub struct Advance<const TILES16: usize, const SETS: usize = 1> {
+    pub sets: [AdvanceBySet<TILES16>; SETS],
     /// All ones if there is any token, else 0: the state then stays unchanged, bit for bit. See [`mask`].
-    moved: u32,
-    state_f16: bool,
+    pub moved: u32,
+    pub state_f16: bool,
+}
+
+/// The operands of a set.
+#[derive(Clone, Copy)]
+pub struct AdvanceBySet<const TILES16: usize> {
+    /// δ as factors of k.
+    pub steps: [Steps; TILES16],
+    pub decays: Decays,
+    pub keys: Tokens8,
 }
 
 /// All ones if `is`, else 0, from a shuffle: docs/compiler.md, Masks. For [`Worker::advance_by`]. All lanes of the warp call it
@@ -151,6 +156,7 @@ pub fn mask(is: bool) -> u32 {
 }
 
 /// Γ, the decay of S₀ up to the last token.
+#[derive(Clone, Copy)]
 pub enum Decays {
     Head(f32),
     /// `[K]` f32 in shared memory, at this address.
@@ -208,39 +214,54 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     ) -> Advance<TILES16> {
         let solution = Map::<B>::solution(set);
         let mut steps = [Steps::ZERO; TILES16];
-        let place = 4 * (lane_id() / 4);
-        let factor = f32::from_bits(load_shared_b32(solution.step_factors() + place));
-        let deltas = SplitMatrix::load(solution.delta(), factor);
+        let deltas = Self::load_deltas(set);
         each!(tile in 0..TILES16 => {
             steps[tile] = Steps::new(residuals[tile].times([0.0; 4], deltas), keys);
         });
+        let decays = if B::PER_CHANNEL {
+            Decays::Channels(Map::<B>::kept())
+        } else {
+            Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
+        };
         Advance {
-            steps,
-            decays: if B::PER_CHANNEL {
-                Decays::Channels(Map::<B>::kept())
-            } else {
-                Decays::Head(f32::from_bits(load_shared_b32(solution.decay())))
-            },
-            keys,
+            sets: [AdvanceBySet {
+                steps,
+                decays,
+                keys,
+            }],
             moved,
             state_f16: self.state_f16,
         }
     }
 
+    /// T of a set, which turns v − S k̂ into factors of k: see [`super::map::Solution::step_factors`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn load_deltas(set: Set) -> SplitMatrix {
+        let solution = Map::<B>::solution(set);
+        let place = 4 * (lane_id() / 4);
+        let factor = f32::from_bits(load_shared_b32(solution.step_factors() + place));
+        SplitMatrix::load(solution.delta(), factor)
+    }
+
     /// Fragment `fragment` of `tile` of the advanced state; `state` is the fragment before.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn advance_fragment(
-        advance: &Advance<TILES16>,
+    pub unsafe fn advance_fragment<const SETS: usize>(
+        advance: &Advance<TILES16, SETS>,
         tile: usize,
         fragment: usize,
         state: StateFragment<B>,
     ) -> StateFragment<B> {
-        let (keys, decays) = (
-            advance.keys.channels(fragment),
-            advance.decays.of_fragment::<B::State>(fragment),
-        );
+        let mut sets = [(Steps::ZERO, [0.0; 8], TokenFragment::NONE); SETS];
+        each!(i in 0..SETS => {
+            let set = &advance.sets[i];
+            let (keys, decays) = (
+                set.keys.channels(fragment),
+                set.decays.of_fragment::<B::State>(fragment),
+            );
+            sets[i] = (set.steps[tile], decays, keys);
+        });
         let state = (state, advance.state_f16);
-        B::State::advance(advance.steps[tile], state, decays, keys, advance.moved)
+        B::State::advance(state, sets, advance.moved)
     }
 
     /// Advances S₀ and stores it; its copies have been waited for.
@@ -248,7 +269,11 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
     /// # Safety
     /// The head is a live state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_state(&self, advance: &Advance<TILES16>, head: Head) {
+    pub unsafe fn store_state<const SETS: usize>(
+        &self,
+        advance: &Advance<TILES16, SETS>,
+        head: Head,
+    ) {
         each!(pair in 0..Self::FRAGMENTS / 2 => {
             each!(tile in 0..TILES16 => {
                 // Not by `map`, which takes more registers.
@@ -367,14 +392,12 @@ impl StateRows for B16 {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn advance(
-        steps: Steps,
+    fn advance<const SETS: usize>(
         state: (Fragment, bool),
-        decays: [f32; 8],
-        k: TokenFragment,
+        sets: [(Steps, [f32; 8], TokenFragment); SETS],
         moved: u32,
     ) -> Fragment {
-        let mut next = steps.advance(state, decays, k);
+        let mut next = Steps::advance(state, sets);
         let (state, _) = state;
         each!(half in 0..2 => {
             each!(j in 0..4 => {

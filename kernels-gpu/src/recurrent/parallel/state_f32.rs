@@ -165,14 +165,16 @@ impl StateRows for F32 {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn advance(
-        steps: Steps,
+    fn advance<const SETS: usize>(
         (state, _): ([[f32; 8]; 2], bool),
-        decays: [f32; 8],
-        k: TokenFragment,
+        sets: [(Steps, [f32; 8], TokenFragment); SETS],
         moved: u32,
     ) -> [[f32; 8]; 2] {
-        let next = steps.advance_f32(state, decays, k);
+        let mut next = state;
+        each!(i in 0..SETS => {
+            let (steps, decays, k) = sets[i];
+            next = steps.advance_f32(next, decays, k);
+        });
         let mut kept = [[0.0; 8]; 2];
         each!(half in 0..2 => {
             each!(i in 0..8 => {

@@ -55,15 +55,15 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         }
     }
 
-    /// S₀ · kᵀ.
+    /// S₀ · kᵀ. `fragments` is [`Self::FRAGMENTS`].
     ///
     /// # Safety
     /// The tokens are in shared memory, and the copies of the state have been started.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn key_products(&self, keys: Tokens8) -> Products<TILES16> {
+    pub unsafe fn key_products(&self, keys: Tokens8, fragments: usize) -> Products<TILES16> {
         Self::wait_for_state();
         let mut products = [[0.0; 4]; TILES16];
-        each!(fragment in 0..Self::FRAGMENTS => {
+        each!(fragment in 0..fragments => {
             let k = keys.fragment(fragment);
             each!(tile in 0..TILES16 => {
                 let s = B::State::factors(self.state(tile, fragment));
