@@ -112,10 +112,10 @@ fn number(variable: &str, least: usize, usual: usize) -> usize {
     })
 }
 
-/// The driver compiles another text for each problem. So the GPU takes one problem in seven, or one in `GATED_DELTA_GPU_SHARE`. A share
+/// The driver compiles another text for each problem. So the GPU takes one problem in eleven, or one in `GATED_DELTA_GPU_SHARE`. A share
 /// without the factors 2 and 3 goes through all [`MACHINES`].
 fn share() -> usize {
-    static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 7));
+    static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 11));
     *SHARE
 }
 
@@ -135,7 +135,8 @@ pub fn of_gpu<T>(items: Vec<T>, turn: usize) -> Vec<T> {
     taken.map(|(_, item)| item).collect()
 }
 
-fn first_turn() -> usize {
+/// `GATED_DELTA_GPU_TURN`: which problems a run draws, and which fixed ones the GPU takes.
+pub(crate) fn first_turn() -> usize {
     static TURN: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_TURN", 0, 0));
     *TURN
 }
