@@ -194,15 +194,17 @@ fn tolerances() {
     let of = |Tolerance { state, output, .. }| (state, output);
     assert_eq!(of(Tolerance::RECURRENT), (1e-5, 1e-6));
     assert_eq!(of(Tolerance::PARALLEL), (3e-4, 3e-4));
+    assert_eq!(of(Tolerance::PARALLEL_F32), (2e-5, 1e-5));
     assert_eq!(of(Tolerance::CHUNKED), (1e-3, 1e-3));
     let all = [
         Tolerance::RECURRENT,
         Tolerance::PARALLEL,
+        Tolerance::PARALLEL_F32,
         Tolerance::CHUNKED,
     ];
-    assert_eq!(all.map(|of| of.least), [0.0, UNDERFLOW, 6e-7]);
-    assert_eq!(all.map(|of| of.terms), [0.2, 0.1, 0.0]);
-    assert_eq!(all.map(|of| of.keys * KEY), [0.0, 0.0, 4.0 / 4096.0]);
+    assert_eq!(all.map(|of| of.least), [0.0, UNDERFLOW, UNDERFLOW, 6e-7]);
+    assert_eq!(all.map(|of| of.terms), [0.2, 0.1, 1.0, 0.0]);
+    assert_eq!(all.map(|of| of.keys * KEY), [0.0, 0.0, 0.0, 4.0 / 4096.0]);
     assert_eq!(of_underflow(4), 2e-12);
     assert_eq!([CONVOLVED, UNDERFLOW], [1e-6, 1e-36]);
     assert_eq!([COMPUTED_IN_F32, COMPUTED_IN_CHUNKS], [1e-6, 5e-6]);
