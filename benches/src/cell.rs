@@ -249,17 +249,6 @@ impl Cell {
         }
     }
 
-    /// Whether a parallel step goes through its tokens in sets of 8, on states that are f32 in shared memory. More than 8 new tokens
-    /// alone are not, on 16-bit K-last states.
-    #[must_use]
-    pub fn is_in_sets(&self) -> bool {
-        let is_16_bit_v_last = self.state != DType::F32 && self.layout == StateLayout::VLast;
-        let is_alone = self.formulation == Formulation::Parallel && !self.op.is_layer();
-        let is_kda_f16 = self.op.operator() == Operator::Kda && self.state == DType::F16;
-        let has_own = !self.mode.has_previous() && self.state != DType::F32 && !is_kda_f16;
-        is_alone && (self.tokens > 8 && !has_own || is_16_bit_v_last)
-    }
-
     /// Form of the gates.
     #[must_use]
     pub fn gates(&self) -> GateKind {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gated_delta::{DType, Formulation, StateLayout};
+use gated_delta::{Formulation, StateLayout};
 use gated_delta_harness::arguments::Operator;
 
 use crate::cell::{Cell, Mode};
@@ -21,16 +21,23 @@ struct Choice<'a> {
 /// their own best choices differ, these follow as comments.
 #[must_use]
 pub fn advice(rows: &[Row]) -> String {
+    // Drafts on 16-bit states may have kernels of both dtypes, of which a launch takes one.
+    let is_taken = |row: &&Row| {
+        let mut selected = rows.iter().filter(|other| other.selected);
+        selected.all(|other| other.cell != row.cell || state(other) == state(row))
+    };
+    let rows: Vec<&Row> = rows.iter().filter(is_taken).collect();
     let mut kinds = Vec::new();
-    for row in rows {
-        let kind = kind(&row.cell);
+    for row in &rows {
+        let kind = kind(row);
         if !kinds.contains(&kind) {
             kinds.push(kind);
         }
     }
     let mut text = String::new();
     for name in kinds {
-        let rows: Vec<&Row> = rows.iter().filter(|row| kind(&row.cell) == name).collect();
+        let rows = rows.iter().copied().filter(|row| kind(row) == name);
+        let rows: Vec<&Row> = rows.collect();
         let all = table(&rows);
         text += &format!("{}\n{name}  {}\n", worst(&rows, &all), written(&all));
         let some = |row: &Row| (row.cell.tokens, keeps(&row.cell));
@@ -183,8 +190,18 @@ fn keeps(cell: &Cell) -> &'static str {
     }
 }
 
-/// Left side of a line of `tiles.txt`.
-fn kind(cell: &Cell) -> String {
+/// Dtype of states in the name of a row's kernel.
+fn state(row: &Row) -> &'static str {
+    if row.variant.contains("_f32_") {
+        "f32"
+    } else {
+        "bf16"
+    }
+}
+
+/// Left side of a line of `tiles.txt` for a row's kernel.
+fn kind(row: &Row) -> String {
+    let (cell, state) = (&row.cell, state(row));
     let is_parallel = cell.formulation == Formulation::Parallel;
     let operator = cell.op.operator();
     let of = match operator {
@@ -202,11 +219,6 @@ fn kind(cell: &Cell) -> String {
     let layout = match cell.layout {
         StateLayout::KLast => "klast",
         StateLayout::VLast => "vlast",
-    };
-    let state = match cell.state {
-        DType::F32 => "f32",
-        _ if cell.is_in_sets() => "f32",
-        _ => "bf16",
     };
     let dims = match cell.dim {
         96 => "k96v192".to_owned(),

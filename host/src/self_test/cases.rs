@@ -103,17 +103,16 @@ const PARALLEL: &[Way] = &[
     Way::new("a decode in place", 1, 0, Keep::InPlace),
 ];
 
+const VERIFY_OF_9: Way = Way::new("a verify of 9 tokens", 9, 0, Keep::Nothing);
+
 /// More than 8 tokens, new or previous, in sets of 8.
 const IN_SETS: &[Way] = &[
-    Way::new("a verify of 9 tokens", 9, 0, Keep::Nothing),
+    VERIFY_OF_9,
     Way::new("a resume of 10 tokens after 11", 10, 11, Keep::Elsewhere),
 ];
 
 /// More than 8 new tokens, without previous ones.
-const PAIR: &[Way] = &[
-    Way::new("a verify of 9 tokens", 9, 0, Keep::Nothing),
-    Way::new("16 tokens", 16, 0, Keep::InPlace),
-];
+const PAIR: &[Way] = &[VERIFY_OF_9, Way::new("16 tokens", 16, 0, Keep::InPlace)];
 
 const LAYER_PARALLEL: &[Way] = &[
     Way {

@@ -310,13 +310,13 @@ impl Kind {
             StateLayout::KLast => Layout::KLast,
             StateLayout::VLast => Layout::VLast,
         };
-        let element = match self.state_of_entries() {
-            _ if self.in_sets && entry.computes().is_some_and(|it| it.takes_sets()) => Element::F32,
-            DType::F32 => Element::F32,
-            DType::Bf16 => Element::Bf16,
-            _ => return false,
-        };
         entry.computes().is_some_and(|computes| {
+            let element = match self.state_of_entries() {
+                _ if self.in_sets && computes.takes_sets() => Element::F32,
+                DType::F32 => Element::F32,
+                DType::Bf16 => Element::Bf16,
+                _ => return false,
+            };
             let is_in_shared = !computes.takes_sets() || element == Element::F32;
             is_in_shared
                 && computes.family == self.family
