@@ -129,8 +129,8 @@ pub(crate) fn judged(problem: &Problem, stored: Option<&[f64]>) -> Result<(Truth
     })
 }
 
-/// Length from which a key may be stored times a power of two: 2⁶⁰ and more, whose square f32 may not hold.
-const LONG: f64 = (1u64 << 60) as f64;
+/// Length from which a key may be stored times a power of two: 2¹⁶.
+const LONG: f64 = (1u64 << 16) as f64;
 
 /// Multiplies the wanted keys of a ring, if they are [`LONG`], by the powers of two that `keys` were stored with, and divides the wanted
 /// updates of the same tokens by them: S += u kᵀ is the same. Which power a kernel takes is its own choice. Their bounds change likewise.

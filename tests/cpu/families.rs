@@ -177,6 +177,37 @@ fn queries_and_keys_beyond_the_squares_of_f32() {
     });
 }
 
+/// Keys of length 1e16 after a decay of e⁻⁶⁰: the inverse norm times the decay is below the least f32. The state and o are not.
+#[test]
+fn long_keys_after_a_strong_decay() {
+    each(Family::of_kernels(), |turns, family| {
+        // f16 does not hold this decay (docs/prefill.md), and a layer's gates are those of its recurrence.
+        if family.dim > 64 || family.decode || family.is_chunked() || family.layer {
+            return;
+        }
+        let gates = match family.operator {
+            Operator::Gdn => GateKind::Given,
+            Operator::Kda => GateKind::Kda(DecayKind::Log, KdaBeta::Given),
+        };
+        let mut spec = Spec {
+            gates,
+            batch: 1,
+            ..Spec::plain(family)
+        };
+        spec.form.gates = [DType::F32; 2];
+        let problem = spec.problem().each(|name, array| match name {
+            "q" | "k" => array.values.iter_mut().for_each(|x| *x *= 1e15),
+            "v" => array.values.fill(0.0),
+            "g" => {
+                let of_token = array.values.len() / spec.tokens;
+                array.values[..of_token].fill(-60.0);
+            }
+            _ => {}
+        });
+        check_in_turn(turns, &problem.case(&spec.form), None);
+    });
+}
+
 /// An output o with elements of about 1e25 is normed correctly.
 #[test]
 fn outputs_beyond_the_squares_of_f32_are_normed() {

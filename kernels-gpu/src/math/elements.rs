@@ -3,6 +3,7 @@
 use crate::constants::Element;
 use crate::device::{float, global};
 use crate::math::each::each;
+use crate::math::range::LARGE;
 
 /// `N` consecutive elements as they lie in memory: 16-bit ones two to a word. Conversion is separate, so that a kernel can issue
 /// every load before it waits for any.
@@ -100,15 +101,15 @@ impl<const N: usize> Raw<N> {
 }
 
 impl<const N: usize> Raw<N> {
-    /// Whether an element is at least 2⁶⁰ in magnitude, or not finite. Squares of up to 2⁷ smaller elements add up to less than
-    /// ∞. Never true for f16.
+    /// Whether an element is at least [`LARGE`] in magnitude, or not finite. Never true for f16.
     #[inline(always)]
     pub fn is_large(self, element: u32) -> bool {
+        let large = LARGE.to_bits();
         // Tests two bf16 in one addition: a large one carries into its sign bit.
         let (sizes, carry) = if element == Element::F32 as u32 {
-            (0x7fff_ffff, 0x2280_0000)
+            (0x7fff_ffff, (1 << 31) - large)
         } else {
-            (0x7fff_7fff, 0x2280_2280)
+            (0x7fff_7fff, (1 << 31 | 1 << 15) - (large | large >> 16))
         };
         let words = if element == Element::F32 as u32 {
             N

@@ -1,8 +1,13 @@
-//! Vectors whose sum of squares overflows f32: their inverse norm would be 0 and the normalised vector NaN.
+//! Vectors that are too long to be normalised in f32. If Σx² overflows, the inverse norm is 0 and the normalised vector NaN. If the
+//! inverse norm is small, its product with a decay underflows.
 //!
-//! Such a vector is multiplied by a power of two, which leaves the normalised vector unchanged: the norm compensates it. Any
-//! other vector stays unchanged, bit for bit. The test is on the finished sums, which are computed anyway ([`overflow`]). The
-//! rare path is short: it sums the vector times [`SMALL`] once more.
+//! Such a vector is multiplied by a power of two. The inverse norm is then divided by this power, so the normalised vector is the
+//! same. Two tests find such vectors:
+//! - [`overflow`] tests Σx², which is computed anyway. `Recurrent` and prefills use this test: they multiply by the norm and by the
+//!   decay one after the other.
+//! - [`LARGE`] elements. `Parallel` uses this test, because it multiplies by one factor: norm times decay.
+//!
+//! The rare path is short: it sums the vector times [`SMALL`] once more.
 
 use super::elements::Raw;
 use super::power;
@@ -15,14 +20,15 @@ use crate::math::each::each;
 /// 2⁻⁷⁰: after multiplication by it, the squares of any 2⁷ finite numbers add up to less than ∞.
 pub const SMALL: f32 = f32::from_bits((127 - 70) << 23);
 
-/// 2⁶⁰: the squares of up to 2⁷ numbers below it add up to less than ∞.
-pub const LARGE: f32 = f32::from_bits((127 + 60) << 23);
+/// 2¹⁶: the inverse norm of a vector of up to 2⁷ smaller elements is above 2⁻²⁰, and its product with a decay of e⁻⁷⁴ is a normal
+/// number.
+pub const LARGE: f32 = f32::from_bits((127 + 16) << 23);
 
-/// The factor that brings a vector into range. `squares` is the sum of its squares, `small` that of the vector times [`SMALL`].
-/// If `squares` is ∞: a power of two that brings the length between 2⁹ and 2¹⁰, where the 1e-6 of the norm is negligible; else 1.
+/// The factor that brings a vector into range: for a `long` vector a power of two that brings the length between 2⁹ and 2¹⁰, where
+/// the 1e-6 of the norm is negligible; else 1. `small` is the sum of squares of the vector times [`SMALL`].
 #[inline(always)]
-pub fn power_for(squares: f32, small: f32) -> f32 {
-    if squares == f32::INFINITY {
+pub fn power_for(long: bool, small: f32) -> f32 {
+    if long {
         let [power, _] = power::of_root(small);
         power * (SMALL * 1024.0)
     } else {
@@ -97,7 +103,7 @@ pub fn power_of<const N: usize, const PARTS: usize>(x: &[[f32; N]; PARTS], lanes
         ];
     });
     let [squares, small] = butterfly_sum_small(sums, lanes);
-    power_for(squares, small)
+    power_for(squares >= LARGE * LARGE, small)
 }
 
 /// Multiplies a lane's channels of q or k, in memory format, by a power of two if the vector is too large for its norm. The

@@ -209,7 +209,7 @@ impl<const NEIGHBOURS: bool> Load<'_, NEIGHBOURS> {
             if c.l2norm != 0 {
                 let mut small = x;
                 multiply::<K>(&mut small, SMALL);
-                let by = power_for(sum, Self::squares::<K>(&small));
+                let by = power_for(sum == f32::INFINITY, Self::squares::<K>(&small));
                 multiply::<K>(&mut x, by);
                 sum = Self::squares::<K>(&x);
             }

@@ -207,7 +207,7 @@ unsafe fn norms_of<const K: u32, const V_LAST: bool>(
         }
         each!(i in 0..2 => {
             if round == 1 && powers[i] == SMALL {
-                powers[i] = power_for(f32::INFINITY, sums[i]);
+                powers[i] = power_for(true, sums[i]);
             } else if sums[i] == f32::INFINITY {
                 powers[i] = SMALL;
             }

@@ -12,7 +12,7 @@ use super::map::{Block, Map, Operand, Set, TOKENS};
 use super::solver::{self, MOST_FRAGMENTS, sum};
 use super::state::{Advance, Decays, StateRows};
 use super::worker::{Products, Worker};
-use super::{Around, RowStep, meeting};
+use super::{Around, RowStep, meeting, solve_set};
 use crate::constants::Element;
 use crate::device::rarely;
 use crate::device::shared::{copy_async_commit, load_shared_b32, store_shared_b64};
@@ -103,13 +103,10 @@ impl<A> RowStep<'_, A> {
         if !has_previous && (!self.live() || self.tokens.are_none(c)) {
             return;
         }
-        if B::PER_CHANNEL {
-            meeting::take_tokens::<B>(FIRST);
-        } else {
+        if !B::PER_CHANNEL {
             meeting::take_tokens::<B>(SECOND);
         }
-        solver::solve::<B>(c, of_first, FIRST, first.0.count);
-        meeting::leave_solution::<B>(FIRST);
+        solve_set::<B>(c, of_first, FIRST, first.0.count);
         if !has_second {
             return;
         }

@@ -55,7 +55,7 @@ impl<A> RowStep<'_, A> {
 
     /// The row's value head, and the shape of its state.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub(super) fn head<B: Block>(&self) -> (u32, Shape) {
+    fn head<B: Block>(&self) -> (u32, Shape) {
         let shape = match self.c.state_v_last {
             0 => [B::V, B::K],
             _ => [B::K, B::V],
@@ -129,7 +129,10 @@ impl<A> RowStep<'_, A> {
         unsafe {
             let slots = self.around.slots();
             let [start, write] = self.heads::<B, TILES16>();
-            self.prefetch_new::<B>();
+            // 2 to 4 % faster for GDN at B = 256; 1 % slower for KDA.
+            if !B::PER_CHANNEL {
+                self.prefetch_new::<B>();
+            }
             let is_early = self.loads_early::<B>();
             let mut inputs = Inputs::NONE;
             // Each turn loads a set, stores the previous one, and computes a stored one. Sets that are not loaded early are
@@ -184,12 +187,11 @@ impl<A> RowStep<'_, A> {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn prefetch_new<B: Block>(&self) {
         let (tokens, width) = (&self.tokens, B::WARPS * B::ROWS);
-        let gates = if B::PER_CHANNEL { B::K } else { 1 };
         let runs = [
             (tokens.q, 0, B::K),
             (tokens.k, 0, B::K),
             (tokens.v, self.row.tile * width, width),
-            (tokens.g, 0, gates),
+            (tokens.g, 0, 1),
         ];
         each!(i in 0..4 => {
             let (run, first, elements) = runs[i];

@@ -215,12 +215,15 @@ unsafe fn store_matrices<B: Block>(gram: &Gram, gates: Gates, set: Set) {
     let (mut predictions, mut scores) = ([0; 2], [0; 2]);
     each!(i in 0..2 => {
         let s = column + i as u32;
-        let factor = exp2(decay - warp_shuffle_idx(gates.decay, s)) * norms[i];
+        // The norms come first: their products with vanishing decays would lose digits.
+        let factor = exp2(decay - warp_shuffle_idx(gates.decay, s));
         if r > s {
-            predictions[i] = (-beta * row_norm * factor * gram.keys[i]).to_bits();
+            let product = gram.keys[i] * norms[i] * row_norm;
+            predictions[i] = (product * factor * -beta).to_bits();
         }
         if r >= s {
-            scores[i] = (gram.query_norm * factor * gram.queries[i]).to_bits();
+            let product = gram.queries[i] * norms[i] * gram.query_norm;
+            scores[i] = (product * factor).to_bits();
         }
     });
     let place = 8 * lane_id();
