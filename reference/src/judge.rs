@@ -4,10 +4,12 @@
 //! to the exact state of a head, this module carries states of the same tokens with one kind of error each, enlarged. Their
 //! distance from the exact state shows how far such an error carries.
 
+mod chunk;
 mod deferred;
 
 pub use deferred::{AllowedOfRings, judge_deferred};
 
+use chunk::Chunk;
 use deferred::add_changes;
 
 use std::collections::VecDeque;
@@ -21,8 +23,8 @@ use crate::recurrence::{Token, decays, take};
 use crate::recurrent::{Around, Output, Recurrent, Row, begin};
 use crate::sum::sum_of;
 use crate::tolerance::{
-    CHUNK, KEY, LARGE_STATE, MORE_DECAY, NORM_AROUND_1, TAP, TERM, Tolerance, change, of_decays,
-    of_keys, of_norm, of_terms,
+    CHUNK, FACTOR, LARGE_STATE, MORE_DECAY, NORM_AROUND_1, TAP, TERM, Tolerance, change, of_decays,
+    of_factors, of_norm, of_terms,
 };
 
 /// Largest errors of results before they are rounded to their dtype, as norms of differences.
@@ -288,14 +290,18 @@ struct Head<'a> {
     exact: Vec<f64>,
     /// State with every log decay larger by [`MORE_DECAY`] of it.
     decaying_more: Option<Vec<f64>>,
-    /// State with every element of k off by [`KEY`] of it.
-    keys_off: Option<Vec<f64>>,
+    /// State with every element of k off by [`FACTOR`] of it, and every element of T and R of the chunks before.
+    factors_off: Option<Vec<f64>>,
     /// State with every element off by [`TERM`] of the sum of its terms' magnitudes.
     terms_off: Option<Vec<f64>>,
-    /// With `keys_off`: k̂ of each of the last [`CHUNK`] tokens, decayed since, and the norm of δ.
-    last: VecDeque<(Vec<f64>, f64)>,
-    /// Largest norm so far of |v| + |S k̂|.
-    largest: f64,
+    /// With `factors_off`: k̂ of each of the last [`CHUNK`] tokens, decayed since, and the norms of δ and of its change by T and R.
+    last: VecDeque<(Vec<f64>, [f64; 2])>,
+    /// With `factors_off`: the tokens of the chunk so far.
+    chunk: Chunk,
+    /// Norm of |v| + |S k̂| of each of the last [`CHUNK`] tokens.
+    recent: VecDeque<f64>,
+    /// The largest of these norms of tokens before them, decayed since.
+    older: f64,
     /// Tokens since the last one before which the state had an element of [`LARGE_STATE`].
     since_large: usize,
     signs: Signs,
@@ -307,11 +313,13 @@ impl<'a> Head<'a> {
         Self {
             tolerance,
             decaying_more: copy(tolerance.is_some()),
-            keys_off: copy(tolerance.is_some_and(|tolerance| tolerance.keys > 0.0)),
+            factors_off: copy(tolerance.is_some_and(|tolerance| tolerance.keys > 0.0)),
             terms_off: copy(tolerance.is_some_and(|tolerance| tolerance.terms > 0.0)),
             exact,
             last: VecDeque::new(),
-            largest: 0.0,
+            chunk: Chunk::default(),
+            recent: VecDeque::new(),
+            older: 0.0,
             since_large: CHUNK,
             signs: Signs::new(hv as u64),
         }
@@ -327,12 +335,15 @@ impl<'a> Head<'a> {
                 .for_each(|g| *g *= 1.0 + MORE_DECAY);
             take(state, &token)?;
         }
-        if let Some(state) = &mut self.keys_off {
-            let mut token = token.clone();
-            for k in &mut token.k {
-                *k *= 1.0 + self.signs.next() * KEY;
+        let mut change = 0.0;
+        if let Some(state) = &mut self.factors_off {
+            let mut other = token.clone();
+            for k in &mut other.k {
+                *k *= 1.0 + self.signs.next() * FACTOR;
             }
-            take(state, &token)?;
+            let off = self.signs.next() * FACTOR;
+            change = finite_norm(&self.chunk.advance(&self.exact, state, token, off));
+            take(state, &other)?;
         }
         if let Some(state) = &mut self.terms_off {
             let terms = Terms::of(state, token);
@@ -346,18 +357,25 @@ impl<'a> Head<'a> {
             .is_some_and(|tolerance| tolerance.least > 0.0)
         {
             let terms = Terms::of(&self.exact, token);
-            self.largest = finite(terms.of_update).max(self.largest);
+            let kept = decays(&token.log_decay).into_iter().fold(0.0, f64::max);
+            self.older *= kept;
+            if self.recent.len() == CHUNK {
+                let oldest = self.recent.pop_back().unwrap_or_default();
+                self.older = self.older.max(oldest);
+            }
+            self.recent.push_front(finite(terms.of_update));
             let is_large = self.exact.iter().any(|s| s.abs() >= LARGE_STATE);
             self.since_large = if is_large { 0 } else { self.since_large + 1 };
         }
         let (o, delta) = take(&mut self.exact, token)?;
-        if self.keys_off.is_some() {
+        if self.factors_off.is_some() {
             let decays = decays(&token.log_decay);
-            for (k, _) in &mut self.last {
+            for (k, ..) in &mut self.last {
                 k.iter_mut().zip(&decays).for_each(|(k, decay)| *k *= decay);
             }
             self.last.truncate(CHUNK - 1);
-            self.last.push_front((token.k.clone(), finite_norm(&delta)));
+            let of_delta = [finite_norm(&delta), change];
+            self.last.push_front((token.k.clone(), of_delta));
         }
         Ok(o)
     }
@@ -373,9 +391,9 @@ impl<'a> Head<'a> {
     fn of_output(&self, q: &[f64], o: &[f64]) -> f64 {
         self.tolerance.map_or(0.0, |tolerance| {
             let length = finite_norm(q);
-            let off = match &self.keys_off {
-                Some(keys_off) => {
-                    self.by_terms(tolerance, keys_off, q, o) + self.of_decays() * length
+            let off = match self.factors_off() {
+                Some(factors_off) => {
+                    self.by_terms(tolerance, &factors_off, q, o) + self.of_decays() * length
                 }
                 None => self.by(tolerance, tolerance.output) * length,
             };
@@ -390,7 +408,14 @@ impl<'a> Head<'a> {
             true => NORM_AROUND_1,
             false => 0.0,
         };
-        tolerance.least * self.largest.max(at_least)
+        let largest = self.recent.iter().copied().fold(self.older, f64::max);
+        tolerance.least * largest.max(at_least)
+    }
+
+    /// `factors_off` with the changes of the chunk so far.
+    fn factors_off(&self) -> Option<Vec<f64>> {
+        let before = self.factors_off.as_ref()?;
+        Some(self.chunk.changed(before))
     }
 
     /// Error of the state if rounding causes an error of `part` of it.
@@ -398,27 +423,29 @@ impl<'a> Head<'a> {
         let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
             other.as_ref().map_or(0.0, |other| of(&self.exact, other))
         };
-        let keys = tolerance.keys * of(&self.keys_off, of_keys);
+        let keys = tolerance.keys * of(&self.factors_off(), of_factors);
         let terms = part * tolerance.terms * of(&self.terms_off, of_terms);
         (part * finite_norm(&self.exact)).max(keys).max(terms) + self.of_decays()
     }
 
     /// Error of `o` from the roundings of the factors of its terms: see [`Tolerance::CHUNKED`].
-    fn by_terms(&self, tolerance: &Tolerance, keys_off: &[f64], q: &[f64], o: &[f64]) -> f64 {
+    fn by_terms(&self, tolerance: &Tolerance, factors_off: &[f64], q: &[f64], o: &[f64]) -> f64 {
         let Tolerance { output, keys, .. } = *tolerance;
-        let mut of_channels = vec![0.0; q.len()];
-        for (row, off) in self.exact.chunks(q.len()).zip(keys_off.chunks(q.len())) {
+        let (mut of_channels, mut of_reads) = (vec![0.0; q.len()], 0.0);
+        for (row, off) in self.exact.chunks(q.len()).zip(factors_off.chunks(q.len())) {
+            let read = sum_of(row, q, |s, q| s * q) - sum_of(off, q, |s, q| s * q);
+            of_reads += finite((keys * read).powi(2));
             for ((sum, s), off) in of_channels.iter_mut().zip(row).zip(off) {
                 *sum += finite(2.0 * (output * s).powi(2) + (keys * (s - off)).powi(2));
             }
         }
         let of_state = sum_of(q, &of_channels, |q, sum| finite(q * q * sum));
-        let of_last = self.last.iter().map(|(k, delta)| {
+        let of_last = self.last.iter().map(|(k, [delta, change])| {
             let p = sum_of(q, k, |q, k| q * k);
-            finite(2.0 * (output * p * delta).powi(2))
+            finite(2.0 * (output * p * delta).powi(2) + (keys * p * change).powi(2))
         });
         let of_o = (output * finite_norm(o)).powi(2);
-        (of_state + of_last.sum::<f64>() + of_o).sqrt()
+        (of_state + of_reads + of_last.sum::<f64>() + of_o).sqrt()
     }
 
     /// Result of [`of_decays`].

@@ -5,7 +5,7 @@
 //! - [`within`] takes the rounding out, element by element ([`excess`]), and compares the L2 norm of the rest with an absolute bound.
 //!   The bound of a state S is [`Tolerance::state`] · ‖S‖. The bound of an output is [`Tolerance::output`] · ‖q̂‖ ‖S‖, S being the
 //!   state that the output is read from: o = S q̂ may be much smaller than that product, and its error is not. Chunkwise the bound
-//!   follows the terms of o ([`Tolerance::CHUNKED`]). If tokens of a chunk cancel, [`of_keys`] says how much more is allowed.
+//!   follows the terms of o ([`Tolerance::CHUNKED`]). If tokens of a chunk cancel, [`of_factors`] says how much more is allowed.
 //!   Log decays are rounded too: [`of_decays`] bounds the effect on a state, [`of_norm`] the effect on a norm's results, and
 //!   [`of_underflow`] is a difference that never counts.
 //! - [`relative_error`] is the relative error of a whole tensor, rounding included. Its limit is [`DType::tolerance`]. The demo, the
@@ -125,11 +125,12 @@ pub struct Tolerance {
     /// [`judge`](crate::judge::judge()) takes it relative to the terms of o instead: see [`Self::CHUNKED`].
     pub output: f64,
     /// Error of a state or an output that remains however small states are, from values below the smallest normal number of f16. It is
-    /// relative to the largest norm of v and S k̂ in the row, and to at least [`NORM_AROUND_1`] for [`CHUNK`] tokens from a state with
-    /// an element of [`LARGE_STATE`] on; for an output it is multiplied by the norm of q̂ if that is more than 1.
+    /// relative to the largest norm of v and S k̂ of the last [`CHUNK`] tokens, or of a token before them as far as it has not decayed;
+    /// and to at least [`NORM_AROUND_1`] for [`CHUNK`] tokens from a state with an element of [`LARGE_STATE`] on. For an output it is
+    /// multiplied by the norm of q̂ if that is more than 1.
     pub least: f64,
-    /// Factor of [`of_keys`] in the error of a state, where it counts if the result is more than the error relative to the state's norm.
-    /// An output has the part that q̂ reads. 0 turns it off.
+    /// Factor of [`of_factors`] in the error of a state, where it counts if the result is more than the error relative to the state's
+    /// norm. An output has the part that q̂ reads. 0 turns it off.
     pub keys: f64,
     /// Weight of [`of_terms`] relative to the state's norm: the larger of the two counts.
     pub terms: f64,
@@ -187,8 +188,10 @@ impl Tolerance {
     ///   they have added k̂ and q̂ are rounded likewise where they are not f16. For random q̂ and S the root of the sum is about ‖o‖;
     ///   ‖q̂‖ ‖S‖ is √K times that, and as large only for q̂ and S of one channel.
     /// - P and δ: twice ε² Σ P_s² ‖δ_s‖². It counts where tokens cancel. A chunk is any 64 tokens here, of which the token is the last.
+    /// - T and R in δ = T R: twice ε² Σ P_s² Σ_j T_sj² ‖R_j‖². It counts where the rows of R are alike and their products with T cancel.
     /// - o itself, which is f16 before a norm: ε² ‖o‖².
-    /// - S₀ has the errors of earlier tokens, which q̂ reads: Σ (D_vk q̂_k)², D being the distance in [`of_keys`].
+    /// - S₀ has the errors of earlier tokens, which q̂ reads: Σ (D_vk q̂_k)² if they are independent, ‖D q̂‖² if tokens
+    ///   with like keys have made them. D is the difference in [`of_factors`], and both count.
     ///
     /// The bound is 4 times the root of the sum: 1e-3 for 4 ε in `output`, 4 in `keys`. The largest error of 4,500 random problems is 0.63
     /// of it, with strong decays, β up to 2 and q̂ and S of few channels; 0.82 with keys that are nearly equal and never decay. With decays
@@ -205,7 +208,7 @@ impl Tolerance {
     ///
     /// `keys` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble each other and
     /// nothing decays, the tokens' contributions to a state cancel, and the roundings of these contributions do not: they are as large
-    /// in proportion to [`of_keys`] as elsewhere, 1.5 to 2.4 times [`of_keys`] for states above `least`.
+    /// in proportion to [`of_factors`] as elsewhere, 1.5 to 2.4 times [`of_factors`] for states above `least`.
     pub const CHUNKED: Self = Self {
         state: 1e-3,
         output: 1e-3,
@@ -222,8 +225,8 @@ pub const LOG_DECAY: f64 = 2e-6;
 /// Relative increase of the log decays for the second states of [`of_decays`].
 pub const MORE_DECAY: f64 = 1.0 / 4096.0;
 
-/// Relative change of each element of k, with random sign, for the second states of [`of_keys`]: at least half an ulp of f16.
-pub const KEY: f64 = 1.0 / 4096.0;
+/// Relative change of each element of k, T and R, with random sign, for the second states of [`of_factors`]: half an ulp of f16.
+pub const FACTOR: f64 = 1.0 / 4096.0;
 
 /// Most tokens of a chunk.
 pub const CHUNK: usize = 64;
@@ -235,14 +238,15 @@ pub const LARGE_STATE: f64 = 1.0 / 2048.0;
 /// Norm of 128 values that are evenly distributed between −1 and 1.
 pub const NORM_AROUND_1: f64 = 6.5;
 
-/// Distance of a state from `exact` that [`KEY`] causes. `keys_off` is the state after the same tokens with every element of k larger
-/// or smaller by that part of it.
+/// Distance of a state from `exact` that [`FACTOR`] causes. `factors_off` is the state after the same tokens with every element of k,
+/// and of T and R in δ = T R, larger or smaller by that part of it.
 ///
-/// For a token this is one rounding of its contribution, δ k̂ᵀ, and one of its prediction, S k̂. Later tokens carry both on as they
-/// carry any rounding. Elements that are not finite are left out.
+/// For a token this is one rounding of its contribution, δ k̂ᵀ, one of its prediction, S k̂, and one of each product T R. If the rows
+/// of R are alike, these products cancel, and their roundings do not. Later tokens carry all three on as they carry
+/// any rounding. Elements that are not finite are left out.
 #[must_use]
-pub fn of_keys(exact: &[f64], keys_off: &[f64]) -> f64 {
-    change(exact, keys_off)
+pub fn of_factors(exact: &[f64], factors_off: &[f64]) -> f64 {
+    change(exact, factors_off)
 }
 
 /// Relative change of each element of a state after every token, with random sign, for the second states of [`of_terms`]. It is
@@ -294,20 +298,26 @@ pub const NORM: f64 = 2e-6;
 
 /// Largest error of the results of a norm of one value head, if the norm's input o may be off by `off`.
 ///
-/// The results are o · f with f = weight · act(z) / √(mean(o²) + eps). The error of o is multiplied by f, and changes the root by at
-/// most the same relative part: together, twice the largest f. [`NORM`] is added.
+/// The results are o · f with f = weight · act(z) / √(mean(o²) + eps). The error e of o is multiplied by f. The bound is √Σ (e f)² for
+/// an error that is spread over the V elements evenly, and in proportion to o: e² = off² (1/V + o² / ‖o‖²). The error of the root is
+/// left out: an e in proportion to o changes the root by the same part, and the results by nothing; any other e changes the root by
+/// much less. [`NORM`] is added. If o is not finite, the bound is 0, and the results are NaN or zeros.
 ///
 /// # Errors
 /// The errors of [`gated_norm`].
 pub fn of_norm(gated: &GatedNorm, o: &[f64], off: f64) -> Result<f64, Error> {
     let results = gated_norm(gated, o)?;
     let squares: f64 = o.iter().map(|o| o * o).sum();
-    let size = (squares / o.len() as f64 + gated.eps).sqrt();
+    let width = o.len() as f64;
+    let size = (squares / width + gated.eps).sqrt();
     let factors = gated.weight.iter().zip(gated.z);
-    let largest = factors
-        .map(|(weight, &z)| (weight * gated.activation.of(z) / size).abs())
-        .fold(0.0, f64::max);
-    Ok(2.0 * largest * off + NORM * norm(&results))
+    let share = |o: f64| 1.0 / width + if squares > 0.0 { o * o / squares } else { 0.0 };
+    let spread: f64 = factors
+        .zip(o)
+        .map(|((weight, &z), &o)| (weight * gated.activation.of(z) / size).powi(2) * share(o))
+        .sum();
+    let bound = spread.sqrt() * off + NORM * norm(&results);
+    Ok(if bound.is_finite() { bound } else { 0.0 })
 }
 
 /// Difference that never counts, in an element of any size: f32 products below the smallest normal number are 0.

@@ -8,7 +8,7 @@
 #                                 the tests whose name contains FILTER; `sanitizer` if it is not set, all if empty.
 #                                 First without it: the sanitizers then find the kernels compiled, in cache/
 #   ENTRIES=all                   with SANITIZE: launches of every entry, not of one of each kind
-#   GATED_DELTA_GPU_SHARE=1       all problems on the GPU, not one in eleven
+#   GATED_DELTA_GPU_SHARE=1       all problems on the GPU, not one in thirteen
 #   GATED_DELTA_GPU_TURN=n        which problems are drawn, and which of the fixed ones the GPU takes: 0 to 10 are all. By default
 #                                 another one each minute, which is printed
 #   GATED_DELTA_SIMULATOR=1       in the simulator too, which has run what is in a bundle before
@@ -31,7 +31,7 @@ export CUDA_CACHE_PATH=${CUDA_CACHE_PATH:-$PWD/cache} CUDA_CACHE_MAXSIZE=${CUDA_
 unset CUDA_CACHE_DISABLE
 
 export GATED_DELTA_SIMULATOR=${GATED_DELTA_SIMULATOR:-0}
-export GATED_DELTA_GPU_TURN=${GATED_DELTA_GPU_TURN:-$(($(date +%s) / 60 % 11))}
+export GATED_DELTA_GPU_TURN=${GATED_DELTA_GPU_TURN:-$(($(date +%s) / 60 % 13))}
 
 # Longest first.
 LONGEST=(tests-entries tests-families tests-laws tests-replays tests-sanitizer tests-plans tests-prompts tests-models tests-prefill

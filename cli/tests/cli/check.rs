@@ -410,6 +410,18 @@ fn what_is_not_finite_on_both_sides_is_said_and_alone_fails() {
         assert!(stdout.contains(&said), "{stdout}");
     }
     let nan = o.iter().position(|o| o.is_nan()).unwrap();
+    // A norm makes the whole head NaN.
+    let normed = contents
+        .clone()
+        .without_expected()
+        .with_floats("z", &shape, &v)
+        .with_floats("norm_weight", &[head], &vec![1.0; head])
+        .with_metadata("norm_eps", "1e-6");
+    let stdout = check(&normed.write(&folder, "normed"), &sim)
+        .succeeds()
+        .stdout;
+    let said = format!("ok, but not finite on both sides: {head} NaN |");
+    assert!(stdout.contains(&said), "{stdout}");
     let file = contents.with_float_at("expected.o", nan, 0.0);
     check(&file.write(&folder, "one side"), &sim).fails_the_check("NaN at");
 
@@ -901,6 +913,7 @@ fn wrong_heads_fail() {
         (false, true, Dtype::BF16, Way::Deferred),
         (true, false, Dtype::BF16, Way::Snapshots),
         (false, false, Dtype::F16, Way::ResumeOfLayer),
+        (false, true, Dtype::BF16, Way::ResumeOfLayer),
         (false, false, Dtype::F32, Way::Prefill),
         (true, false, Dtype::F32, Way::Prefill),
     ];
@@ -940,6 +953,47 @@ fn wrong_heads_fail() {
             check(&wrong.write(&folder, "wrong"), &["--backend", "sim"]).fails_the_check(&said);
         }
     }
+}
+
+/// A prefill of one head, K = V = 64, with the same gates in each token.
+fn prompt(k: &[f32], v: &[f32], [g, beta]: [f32; 2]) -> Contents {
+    let q = Random(9).floats(k.len(), [-1.0, 1.0]);
+    let tokens = k.len() / 64;
+    let of_tokens = [1, tokens, 1, 64];
+    Contents::default()
+        .with_metadata("op", "gdn_prefill")
+        .with_floats("q", &of_tokens, &q)
+        .with_floats("k", &of_tokens, k)
+        .with_floats("v", &of_tokens, v)
+        .with_floats("g", &[1, tokens, 1], &vec![g; tokens])
+        .with_floats("beta", &[1, tokens, 1], &vec![beta; tokens])
+        .with_floats("state", &[1, 1, 64, 64], &[0.0; 4096])
+}
+
+/// A large v loosens the bounds of a prefill only as long as it has not decayed.
+#[test]
+fn what_has_decayed_hides_nothing() {
+    let folder = folder();
+    let [k, mut v] = [3, 4].map(|seed| Random(seed).floats(130 * 64, [-1.0, 1.0]));
+    v[..64].iter_mut().for_each(|v| *v *= 1e3);
+    let right = prompt(&k, &v, [-0.5, 0.5]);
+    let expected = expecting(right, &folder, "sim");
+    let mut o = expected.floats("expected.o");
+    o[128 * 64..129 * 64].iter_mut().for_each(|o| *o *= 1.05);
+    let wrong = expected.with_floats("expected.o", &[1, 130, 1, 64], &o);
+    check(&wrong.write(&folder, "wrong"), &["--backend", "sim"])
+        .fails_the_check("above tolerance at row 0, token 128");
+}
+
+/// Keys that resemble each other, one v and β near 2: the tokens' contributions cancel, and the roundings of T and R do not.
+#[test]
+fn roundings_of_what_cancels_are_allowed() {
+    let folder = folder();
+    let k: Vec<f32> = Random(3).floats(130 * 64, [-0.5, 1.0]);
+    let k: Vec<f32> = k.iter().map(|k| k.max(0.0) + 0.3).collect();
+    let v = Random(4).floats(64, [-1.0, 1.0]).repeat(130);
+    let right = prompt(&k, &v, [0.0, 1.9]);
+    check(&right.write(&folder, "right"), &["--backend", "sim"]).succeeds();
 }
 
 /// A key that comes again with v = 0 leaves nothing of the state but the rounding errors of its terms. The bounds on such a small state

@@ -24,7 +24,7 @@ use crate::device::cluster::{
     self, MAILBOX_BYTES, arrive_relaxed, open_mailbox, send_b32, wait_mailbox,
 };
 use crate::device::float::maximum;
-use crate::device::global::store_b32;
+use crate::device::global::{load_state_b32, store_b32};
 use crate::device::shared::{
     dynamic_shared_mem, load_shared_b32, load_shared_b128, store_shared_b32,
 };
@@ -176,11 +176,11 @@ pub(crate) trait Leaves {
         drafts: &Drafts,
     );
 
-    /// Stores `channel` of k of new token `t` in the ring; k was large and has been multiplied by a power of two.
+    /// Multiplies `channel` of k of new token `t` in the ring by a power of two.
     ///
     /// # Safety
-    /// The row is live, and only this thread has the channel.
-    unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32);
+    /// The row is live, the channel is in the ring, only this thread has the channel, and a barrier has passed since it was stored.
+    unsafe fn scale_key(&self, t: u32, channel: u32, power: f32);
 
     /// Stores y of new token `t` in the ring if `part` is a channel of k.
     ///
@@ -216,7 +216,7 @@ impl Leaves for () {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave_tame_key(&self, _: u32, _: u32, _: f32) {}
+    unsafe fn scale_key(&self, _: u32, _: u32, _: f32) {}
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn leave_key(&self, _: &Part, _: u32, _: f32) {}
@@ -257,10 +257,13 @@ impl Leaves for Rings {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave_tame_key(&self, t: u32, channel: u32, k: f32) {
+    unsafe fn scale_key(&self, t: u32, channel: u32, power: f32) {
         let address = self.keys.key(self.inputs.pending() + t) + 4 * channel as u64;
         // SAFETY: the caller's promise; no pending token has this entry.
-        unsafe { store_b32(address, k.to_bits()) };
+        unsafe {
+            let k = f32::from_bits(load_state_b32(address, true));
+            store_b32(address, (k * power).to_bits());
+        }
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -693,13 +696,13 @@ impl<B: Block, R: Leaves, const CLUSTERED: bool, const TILES16: usize> Around<B,
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave_tame_key(step: &RowStep<'_, Self>, (t, channel): (u32, u32), k: [f32; 8]) {
+    unsafe fn scale_key(step: &RowStep<'_, Self>, (t, channel): (u32, u32), power: f32) {
         let layer = &step.around;
         let (first, count) = layer.part;
         each!(i in 0..8 => {
             let own = channel + i as u32;
             if t < step.tokens.count && own >= first && own < first + count {
-                layer.rings.leave_tame_key(t, own, k[i]);
+                layer.rings.scale_key(t, own, power);
             }
         });
     }

@@ -1,8 +1,11 @@
 //! Tests of the comparisons: results that pass, and errors that are caught.
 
+use gated_delta_reference::gate::Activation;
+use gated_delta_reference::norm::GatedNorm;
 use gated_delta_reference::tolerance::{
-    COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, CONVOLVED, DType, KEY, MORE_DECAY, Tolerance, UNDERFLOW,
-    excess, norm, of_decays, of_keys, of_underflow, relative_error, relative_error_of, within,
+    COMPUTED_IN_CHUNKS, COMPUTED_IN_F32, CONVOLVED, DType, FACTOR, MORE_DECAY, Tolerance,
+    UNDERFLOW, excess, norm, of_decays, of_factors, of_norm, of_underflow, relative_error,
+    relative_error_of, within,
 };
 use half::{bf16, f16};
 
@@ -183,8 +186,11 @@ fn decays_add_by_their_sum() {
 
 #[test]
 fn keys_change_what_is_finite() {
-    assert_eq!(of_keys(&[1.0, 2.0, NAN, INF], &[4.0, -2.0, 1.0, INF]), 5.0);
-    assert_eq!(of_keys(&[], &[]), 0.0);
+    assert_eq!(
+        of_factors(&[1.0, 2.0, NAN, INF], &[4.0, -2.0, 1.0, INF]),
+        5.0
+    );
+    assert_eq!(of_factors(&[], &[]), 0.0);
 }
 
 /// Fails if a tolerance is changed: such a change has to be made here too.
@@ -204,8 +210,29 @@ fn tolerances() {
     ];
     assert_eq!(all.map(|of| of.least), [0.0, UNDERFLOW, UNDERFLOW, 6e-7]);
     assert_eq!(all.map(|of| of.terms), [0.2, 0.1, 1.0, 0.0]);
-    assert_eq!(all.map(|of| of.keys * KEY), [0.0, 0.0, 0.0, 4.0 / 4096.0]);
+    assert_eq!(
+        all.map(|of| of.keys * FACTOR),
+        [0.0, 0.0, 0.0, 4.0 / 4096.0]
+    );
     assert_eq!(of_underflow(4), 2e-12);
     assert_eq!([CONVOLVED, UNDERFLOW], [1e-6, 1e-36]);
     assert_eq!([COMPUTED_IN_F32, COMPUTED_IN_CHUNKS], [1e-6, 5e-6]);
+}
+
+/// Factors of 1/2 and 3/2 for o of 1: e² = off² (1/4 + 1/4) in each element.
+#[test]
+fn a_norm_multiplies_errors_element_by_element() {
+    let gated = GatedNorm {
+        z: &[0.0; 4],
+        weight: &[1.0, 1.0, 3.0, 3.0],
+        eps: 1e-30,
+        activation: Activation::Sigmoid,
+    };
+    let bound = of_norm(&gated, &[1.0; 4], 0.1).unwrap();
+    let wanted = 0.1 * (0.5f64 * (0.25 + 0.25 + 2.25 + 2.25)).sqrt();
+    assert!(
+        (bound / wanted - 1.0).abs() < 1e-4,
+        "got {bound}, wanted {wanted}"
+    );
+    assert_eq!(of_norm(&gated, &[NAN, 1.0, 1.0, 1.0], 0.1), Ok(0.0));
 }

@@ -54,12 +54,12 @@ pub trait Around<B: Block, const TILES16: usize>: Sized {
     /// The row is live, and q and k are in shared memory.
     unsafe fn has_made_large(step: &RowStep<'_, Self>) -> bool;
 
-    /// Overwrites 8 channels of k of new token `t`, from channel `at.1` on, wherever [`Self::make`] stored them outside of shared
-    /// memory.
+    /// Multiplies 8 channels of k of new token `at.0`, from channel `at.1` on, by a power of two, wherever [`Self::make`] stored them
+    /// outside of shared memory.
     ///
     /// # Safety
     /// The row is live, the channels are this lane's, and a barrier of the workers has passed since [`Self::make`].
-    unsafe fn leave_tame_key(step: &RowStep<'_, Self>, at: (u32, u32), k: [f32; 8]);
+    unsafe fn scale_key(step: &RowStep<'_, Self>, at: (u32, u32), power: f32);
 
     /// Stores o, or the sums of its squares for the norm. o is in shared memory, in f32, in place of the new tokens' values.
     ///
@@ -119,7 +119,7 @@ impl<B: Block, const TILES16: usize> Around<B, TILES16> for Plain {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    unsafe fn leave_tame_key(_: &RowStep<'_, Self>, _: (u32, u32), _: [f32; 8]) {}
+    unsafe fn scale_key(_: &RowStep<'_, Self>, _: (u32, u32), _: f32) {}
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn take_outputs(step: &RowStep<'_, Self>, worker: &Worker<B, TILES16>) {

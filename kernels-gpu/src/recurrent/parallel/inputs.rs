@@ -301,18 +301,18 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 _ => Operand::PreviousKey,
             };
             each!(turn in 0..turns => {
-                if let Some((t, values)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
+                if let Some((t, power)) = self.tame_turn(operand, turn, (true, Element::F32 as u32))
                     && matches!(operand, Operand::Key)
                 {
-                    A::leave_tame_key(step, (t, 8 * (lane_id() % Self::LANES)), values);
+                    A::scale_key(step, (t, 8 * (lane_id() % Self::LANES)), power);
                 }
             });
             i += 1;
         }
     }
 
-    /// One turn of [`Self::tame_stored`] or, if `made`, of [`Self::tame_made`]. Returns this lane's token and channels if they
-    /// have changed.
+    /// One turn of [`Self::tame_stored`] or, if `made`, of [`Self::tame_made`]. Returns this lane's token and its power of
+    /// two if that is not 1.
     ///
     /// # Safety
     /// As for these functions.
@@ -322,7 +322,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
         operand: Operand,
         turn: usize,
         (made, of_tokens): (bool, u32),
-    ) -> Option<(u32, [f32; 8])> {
+    ) -> Option<(u32, f32)> {
         let t = self.token(operand, turn);
         if !Self::has_tokens(t) {
             return None;
@@ -371,7 +371,7 @@ impl<B: Block, const TILES16: usize> Worker<B, TILES16> {
                 }
             });
             if power != 1.0 {
-                return Some((t, range::times(values, power)));
+                return Some((t, power));
             }
         }
         None
