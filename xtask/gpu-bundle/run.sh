@@ -9,7 +9,7 @@
 #                                 First without it: the sanitizers then find the kernels compiled, in cache/
 #   ENTRIES=all                   with SANITIZE: launches of every entry, not of one of each kind
 #   GATED_DELTA_GPU_SHARE=1       all problems on the GPU, not one in thirteen
-#   GATED_DELTA_GPU_TURN=n        which problems are drawn, and which of the fixed ones the GPU takes: 0 to 10 are all. By default
+#   GATED_DELTA_GPU_TURN=n        which problems are drawn, and which of the fixed ones the GPU takes: 0 to 12 are all. By default
 #                                 another one each minute, which is printed
 #   GATED_DELTA_SIMULATOR=1       in the simulator too, which has run what is in a bundle before
 #   JOBS=n                        processes at a time
