@@ -313,7 +313,7 @@ impl<'a> Head<'a> {
         Self {
             tolerance,
             decaying_more: copy(tolerance.is_some()),
-            factors_off: copy(tolerance.is_some_and(|tolerance| tolerance.keys > 0.0)),
+            factors_off: copy(tolerance.is_some_and(|tolerance| tolerance.factors > 0.0)),
             terms_off: copy(tolerance.is_some_and(|tolerance| tolerance.terms > 0.0)),
             exact,
             last: VecDeque::new(),
@@ -423,26 +423,28 @@ impl<'a> Head<'a> {
         let of = |other: &Option<Vec<f64>>, of: fn(&[f64], &[f64]) -> f64| {
             other.as_ref().map_or(0.0, |other| of(&self.exact, other))
         };
-        let keys = tolerance.keys * of(&self.factors_off(), of_factors);
+        let factors = tolerance.factors * of(&self.factors_off(), of_factors);
         let terms = part * tolerance.terms * of(&self.terms_off, of_terms);
-        (part * finite_norm(&self.exact)).max(keys).max(terms) + self.of_decays()
+        (part * finite_norm(&self.exact)).max(factors).max(terms) + self.of_decays()
     }
 
     /// Error of `o` from the roundings of the factors of its terms: see [`Tolerance::CHUNKED`].
     fn by_terms(&self, tolerance: &Tolerance, factors_off: &[f64], q: &[f64], o: &[f64]) -> f64 {
-        let Tolerance { output, keys, .. } = *tolerance;
+        let Tolerance {
+            output, factors, ..
+        } = *tolerance;
         let (mut of_channels, mut of_reads) = (vec![0.0; q.len()], 0.0);
         for (row, off) in self.exact.chunks(q.len()).zip(factors_off.chunks(q.len())) {
             let read = sum_of(row, q, |s, q| s * q) - sum_of(off, q, |s, q| s * q);
-            of_reads += finite((keys * read).powi(2));
+            of_reads += finite((factors * read).powi(2));
             for ((sum, s), off) in of_channels.iter_mut().zip(row).zip(off) {
-                *sum += finite(2.0 * (output * s).powi(2) + (keys * (s - off)).powi(2));
+                *sum += finite(2.0 * (output * s).powi(2) + (factors * (s - off)).powi(2));
             }
         }
         let of_state = sum_of(q, &of_channels, |q, sum| finite(q * q * sum));
         let of_last = self.last.iter().map(|(k, [delta, change])| {
             let p = sum_of(q, k, |q, k| q * k);
-            finite(2.0 * (output * p * delta).powi(2) + (keys * p * change).powi(2))
+            finite(2.0 * (output * p * delta).powi(2) + (factors * p * change).powi(2))
         });
         let of_o = (output * finite_norm(o)).powi(2);
         (of_state + of_reads + of_last.sum::<f64>() + of_o).sqrt()

@@ -121,7 +121,7 @@ pub const MOST_F16: f64 = 65504.0;
 pub struct Tolerance {
     /// Error of a state, relative to its norm.
     pub state: f64,
-    /// Error of o, relative to the product of the norms of q̂ and of the state that o is read from. With `keys`,
+    /// Error of o, relative to the product of the norms of q̂ and of the state that o is read from. With `factors`,
     /// [`judge`](crate::judge::judge()) takes it relative to the terms of o instead: see [`Self::CHUNKED`].
     pub output: f64,
     /// Error of a state or an output that remains however small states are, from values below the smallest normal number of f16. It is
@@ -131,7 +131,7 @@ pub struct Tolerance {
     pub least: f64,
     /// Factor of [`of_factors`] in the error of a state, where it counts if the result is more than the error relative to the state's
     /// norm. An output has the part that q̂ reads. 0 turns it off.
-    pub keys: f64,
+    pub factors: f64,
     /// Weight of [`of_terms`] relative to the state's norm: the larger of the two counts.
     pub terms: f64,
 }
@@ -145,7 +145,7 @@ impl Tolerance {
         state: 1e-5,
         output: 1e-6,
         least: 0.0,
-        keys: 0.0,
+        factors: 0.0,
         terms: 0.2,
     };
 
@@ -156,7 +156,7 @@ impl Tolerance {
         state: 3e-4,
         output: 3e-4,
         least: UNDERFLOW,
-        keys: 0.0,
+        factors: 0.0,
         terms: 0.1,
     };
 
@@ -193,10 +193,10 @@ impl Tolerance {
     /// - S₀ has the errors of earlier tokens, which q̂ reads: Σ (D_vk q̂_k)² if they are independent, ‖D q̂‖² if tokens
     ///   with like keys have made them. D is the difference in [`of_factors`], and both count.
     ///
-    /// The bound is 4 times the root of the sum: 1e-3 for 4 ε in `output`, 4 in `keys`. The largest error of 4,500 random problems is 0.63
+    /// The bound is 4 times the root of the sum: 1e-3 for 4 ε in `output`, 4 in `factors`. The largest error of 4,500 random problems is 0.63
     /// of it, with strong decays, β up to 2 and q̂ and S of few channels; 0.82 with keys that are nearly equal and never decay. With decays
-    /// above e^−0.2 and β up to 1 the bound is 2.2e-3 of ‖o‖ in the median, and at most 4.1e-3 for 99 of 100 tokens. It is more for
-    /// an o that is small by chance, as of a single token whose q̂ is at a right angle to k̂.
+    /// above e^−0.2 and β up to 1 the bound is 2.5e-3 of ‖o‖ in the median, and at most 4.9e-3 for 99 of 100 tokens; T and R are a tenth
+    /// of that. It is more for an o that is small by chance, as of a single token whose q̂ is at a right angle to k̂.
     ///
     /// `least` bounds the loss of f16 factors below 2⁻¹⁴, where half the distance between neighbours is 2⁻²⁵ however small they are. In a
     /// chunk of 64 tokens, P and T contain decays, and T contains β: if the later tokens have added nothing to a state (β, k or v of 0),
@@ -206,14 +206,14 @@ impl Tolerance {
     /// is short. `least` is no more than `state` of a state of norm 4e-3, whose elements are around 2⁻¹⁵, and then only if larger
     /// elements have decayed to that size.
     ///
-    /// `keys` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble each other and
+    /// `factors` is the same bound as `state` where nothing cancels: 4 · 2⁻¹² of the norm. Where β is near 2, keys resemble each other and
     /// nothing decays, the tokens' contributions to a state cancel, and the roundings of these contributions do not: they are as large
     /// in proportion to [`of_factors`] as elsewhere, 1.5 to 2.4 times [`of_factors`] for states above `least`.
     pub const CHUNKED: Self = Self {
         state: 1e-3,
         output: 1e-3,
         least: 6e-7,
-        keys: 4.0,
+        factors: 4.0,
         terms: 0.0,
     };
 }

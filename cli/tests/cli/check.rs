@@ -990,8 +990,8 @@ fn what_has_decayed_hides_nothing() {
 fn roundings_of_what_cancels_are_allowed() {
     let folder = folder();
     let k: Vec<f32> = Random(3).floats(130 * 64, [-0.5, 1.0]);
-    let k: Vec<f32> = k.iter().map(|k| k.max(0.0) + 0.3).collect();
-    let v = Random(4).floats(64, [-1.0, 1.0]).repeat(130);
+    let k: Vec<f32> = k.iter().map(|k| k.max(0.0) + 0.2).collect();
+    let v = Random(13).floats(64, [-1.0, 1.0]).repeat(130);
     let right = prompt(&k, &v, [0.0, 1.9]);
     check(&right.write(&folder, "right"), &["--backend", "sim"]).succeeds();
 }

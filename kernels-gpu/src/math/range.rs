@@ -3,9 +3,8 @@
 //!
 //! Such a vector is multiplied by a power of two. The inverse norm is then divided by this power, so the normalised vector is the
 //! same. Two tests find such vectors:
-//! - [`overflow`] tests Σx², which is computed anyway. `Recurrent` and prefills use this test: they multiply by the norm and by the
-//!   decay one after the other.
-//! - [`LARGE`] elements. `Parallel` uses this test, because it multiplies by one factor: norm times decay.
+//! - [`overflow`] tests Σx², which is computed anyway. `Recurrent` and prefills use this test, for the sums alone.
+//! - [`LARGE`] elements. `Parallel` uses this test: its factors have the decays of several tokens.
 //!
 //! The rare path is short: it sums the vector times [`SMALL`] once more.
 

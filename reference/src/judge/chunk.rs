@@ -28,9 +28,9 @@ struct Solved {
 }
 
 impl Chunk {
-    /// Adds a token. Each element of its row of T, and of R, is off by the part `off` of it. `state` is the state before the token; `other` is that
-    /// state with the changes of the chunks before, and gets those of this chunk at its end. A chunk begins every [`CHUNK`] tokens.
-    /// Returns the change of δ.
+    /// Adds a token. Each element of its row of T, and of R, is off by the part `off` of it. `state` is the state before the token.
+    /// `other` is that state with the changes of the chunks before, and gets those of this chunk at its end. A chunk begins every
+    /// [`CHUNK`] tokens. Returns the change of δ.
     pub fn advance(
         &mut self,
         state: &[f64],
@@ -103,8 +103,8 @@ impl Chunk {
         changes.map(|(s, change)| s + scale * change).collect()
     }
 
-    /// The change of the last token's δ by its row of T and by R: the root of the sum of squares, with the sign of R. If the rows of R are alike,
-    /// so are the changes.
+    /// The change of the last token's δ by its row of T and by R: the root of the sum of squares, with the sign of R. If the rows of R
+    /// are alike, so are the changes.
     fn of_delta(&self, off: f64) -> Vec<f64> {
         let Some(last) = self.tokens.last() else {
             return Vec::new();

@@ -211,7 +211,7 @@ fn tolerances() {
     assert_eq!(all.map(|of| of.least), [0.0, UNDERFLOW, UNDERFLOW, 6e-7]);
     assert_eq!(all.map(|of| of.terms), [0.2, 0.1, 1.0, 0.0]);
     assert_eq!(
-        all.map(|of| of.keys * FACTOR),
+        all.map(|of| of.factors * FACTOR),
         [0.0, 0.0, 0.0, 4.0 / 4096.0]
     );
     assert_eq!(of_underflow(4), 2e-12);
