@@ -342,7 +342,7 @@ impl<'a> Head<'a> {
                 *k *= 1.0 + self.signs.next() * FACTOR;
             }
             let off = self.signs.next() * FACTOR;
-            change = finite_norm(&self.chunk.advance(&self.exact, state, token, off));
+            change = self.chunk.advance(&self.exact, state, token, off);
             take(state, &other)?;
         }
         if let Some(state) = &mut self.terms_off {

@@ -193,9 +193,9 @@ impl Tolerance {
     /// - S₀ has the errors of earlier tokens, which q̂ reads: Σ (D_vk q̂_k)² if they are independent, ‖D q̂‖² if tokens
     ///   with like keys have made them. D is the difference in [`of_factors`], and both count.
     ///
-    /// The bound is 4 times the root of the sum: 1e-3 for 4 ε in `output`, 4 in `factors`. The largest error of 4,500 random problems is 0.63
-    /// of it, with strong decays, β up to 2 and q̂ and S of few channels; 0.82 with keys that are nearly equal and never decay. With decays
-    /// above e^−0.2 and β up to 1 the bound is 2.5e-3 of ‖o‖ in the median, and at most 4.9e-3 for 99 of 100 tokens; T and R are a tenth
+    /// The bound is 4 times the root of the sum: 1e-3 for 4 ε in `output`, 4 in `factors`. The largest error of 4,500 random problems
+    /// is 0.63 of it, with strong decays, β up to 2 and q̂ and S of few channels; 0.82 with keys that are nearly equal and never decay.
+    /// With decays above e^−0.2 and β up to 1 the bound is 2.5e-3 of ‖o‖ in the median, and at most 4.9e-3 for 99 of 100 tokens; T and R are a tenth
     /// of that. It is more for an o that is small by chance, as of a single token whose q̂ is at a right angle to k̂.
     ///
     /// `least` bounds the loss of f16 factors below 2⁻¹⁴, where half the distance between neighbours is 2⁻²⁵ however small they are. In a
@@ -242,8 +242,8 @@ pub const NORM_AROUND_1: f64 = 6.5;
 /// and of T and R in δ = T R, larger or smaller by that part of it.
 ///
 /// For a token this is one rounding of its contribution, δ k̂ᵀ, one of its prediction, S k̂, and one of each product T R. If the rows
-/// of R are alike, these products cancel, and their roundings do not. Later tokens carry all three on as they carry
-/// any rounding. Elements that are not finite are left out.
+/// of R are alike, these products cancel, and their roundings do not. Later tokens carry all three on as they carry any rounding.
+/// Elements that are not finite are left out.
 #[must_use]
 pub fn of_factors(exact: &[f64], factors_off: &[f64]) -> f64 {
     change(exact, factors_off)

@@ -183,8 +183,8 @@ fn long_keys_after_a_strong_decay() {
     each(Family::of_kernels(), |turns, family| {
         // f16 does not hold this decay (docs/prefill.md), nor does the factor of GDN token by token (docs/gdn.md). A layer's gates are
         // those of its recurrence.
-        let is_alone = family.is_recurrent() && family.operator == Operator::Gdn;
-        if is_alone || family.decode || family.is_chunked() || family.layer {
+        let by_token = family.is_recurrent() && family.operator == Operator::Gdn;
+        if by_token || family.decode || family.is_chunked() || family.layer {
             return;
         }
         let gates = match family.operator {

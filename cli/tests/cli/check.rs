@@ -1009,13 +1009,9 @@ fn what_has_cancelled_is_held_to_what_it_was_made_of() {
         .flat_map(|v| k.iter().map(move |k| v * k / length))
         .collect();
     for (op, [of_o, of_state]) in [("gdn_decode", [1e-5, 1e-4]), ("gdn_prefill", [1e-2, 1e-1])] {
-        let contents = Contents::default()
+        let contents = prompt(&k, &[0.0; 64], [0.0, 1.0])
             .with_metadata("op", op)
             .with_floats("q", &[1, 1, 1, 64], &q)
-            .with_floats("k", &[1, 1, 1, 64], &k)
-            .with_floats("v", &[1, 1, 1, 64], &[0.0; 64])
-            .with_floats("g", &[1, 1, 1], &[0.0])
-            .with_floats("beta", &[1, 1, 1], &[1.0])
             .with_floats("state", &[1, 1, 64, 64], &state);
         check(&contents.write(&folder, "in"), &["--backend", "sim"]).succeeds();
         let expected = expecting(contents, &folder, "reference");

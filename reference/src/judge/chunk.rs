@@ -1,5 +1,6 @@
 //! The tokens of a chunk as a kernel solves them: δ = T R, with R = v − S₀ k̂ and S₀ from before the chunk.
 
+use super::finite_norm;
 use crate::recurrence::{Token, decays};
 use crate::sum::sum_of;
 use crate::tolerance::{CHUNK, norm};
@@ -30,14 +31,8 @@ struct Solved {
 impl Chunk {
     /// Adds a token. Each element of its row of T, and of R, is off by the part `off` of it. `state` is the state before the token.
     /// `other` is that state with the changes of the chunks before, and gets those of this chunk at its end. A chunk begins every
-    /// [`CHUNK`] tokens. Returns the change of δ.
-    pub fn advance(
-        &mut self,
-        state: &[f64],
-        other: &mut [f64],
-        token: &Token,
-        off: f64,
-    ) -> Vec<f64> {
+    /// [`CHUNK`] tokens. Returns the norm of the change of δ.
+    pub fn advance(&mut self, state: &[f64], other: &mut [f64], token: &Token, off: f64) -> f64 {
         if self.tokens.len() == CHUNK || self.start.is_empty() {
             let next = self.changed(other);
             other.copy_from_slice(&next);
@@ -68,25 +63,23 @@ impl Chunk {
             .map(|(x, k)| x * k)
             .collect();
         let rows = self.start.chunks(key.len()).zip(&token.v);
-        let residual = rows
+        let residual: Vec<f64> = rows
             .map(|(s, v)| v - sum_of(s, &key, |s, k| s * k))
             .collect();
-        self.tokens.push(Solved {
-            k: token.k.clone(),
-            row,
-            residual,
-            change: 0.0,
-        });
-        let of_delta = self.of_delta(off);
-        if let Some(last) = self.tokens.last_mut() {
-            last.change = norm(&of_delta);
-        }
+        let of_delta = self.of_delta(&row, &residual, off);
         for (row, of_delta) in self.change.chunks_mut(key.len()).zip(&of_delta) {
             decay(row);
             let added = token.k.iter().map(|k| of_delta * k);
             row.iter_mut().zip(added).for_each(|(s, added)| *s += added);
         }
-        of_delta
+        let change = finite_norm(&of_delta);
+        self.tokens.push(Solved {
+            k: token.k.clone(),
+            row,
+            residual,
+            change,
+        });
+        change
     }
 
     /// `state` with the changes of this chunk. Their sum is brought to the root of the sum of their squares: if keys are alike, a sum
@@ -103,19 +96,17 @@ impl Chunk {
         changes.map(|(s, change)| s + scale * change).collect()
     }
 
-    /// The change of the last token's δ by its row of T and by R: the root of the sum of squares, with the sign of R. If the rows of R
-    /// are alike, so are the changes.
-    fn of_delta(&self, off: f64) -> Vec<f64> {
-        let Some(last) = self.tokens.last() else {
-            return Vec::new();
-        };
-        let mut squares = vec![0.0; last.residual.len()];
-        for (t, earlier) in last.row.iter().zip(&self.tokens) {
-            for (sum, r) in squares.iter_mut().zip(&earlier.residual) {
+    /// The change of the next token's δ by its `row` of T and by R, of which `residual` is its own: the root of the sum of squares, with
+    /// the sign of R. If the rows of R are alike, so are the changes.
+    fn of_delta(&self, row: &[f64], residual: &[f64], off: f64) -> Vec<f64> {
+        let earlier = self.tokens.iter().map(|earlier| &earlier.residual[..]);
+        let mut squares = vec![0.0; residual.len()];
+        for (t, of_token) in row.iter().zip(earlier.chain([residual])) {
+            for (sum, r) in squares.iter_mut().zip(of_token) {
                 *sum += 2.0 * (t * r) * (t * r);
             }
         }
-        let signs = squares.iter().zip(&last.residual);
+        let signs = squares.iter().zip(residual);
         signs
             .map(|(sum, r)| off * sum.sqrt().copysign(*r))
             .collect()

@@ -112,8 +112,8 @@ fn number(variable: &str, least: usize, usual: usize) -> usize {
     })
 }
 
-/// The driver compiles another text for each problem. So the GPU takes one problem in thirteen, or one in `GATED_DELTA_GPU_SHARE`. A share
-/// without the factors 2 and 3 goes through all [`MACHINES`].
+/// The driver compiles another text for each problem. So the GPU takes one problem in thirteen, or one in `GATED_DELTA_GPU_SHARE`.
+/// A share without the factors 2 and 3 goes through all [`MACHINES`].
 fn share() -> usize {
     static SHARE: LazyLock<usize> = LazyLock::new(|| number("GATED_DELTA_GPU_SHARE", 1, 13));
     *SHARE
