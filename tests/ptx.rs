@@ -46,14 +46,14 @@ fn symbols(text: &str) -> BTreeSet<&str> {
     words(text).filter(of_layer).collect()
 }
 
-/// Symbols for properties of a GPU rather than of a layer.
+/// Symbols for properties of a GPU rather than of a layer, and the one that no kernel reads.
 const OF_MACHINES: [&str; 6] = [
     "GD_SM80",
     "GD_SM90",
     "GD_VERSION",
     "GD_TARGET",
     "GD_MACHINE",
-    "GD_STAGES",
+    "GD_RESERVED",
 ];
 
 /// The text specialised for Hopper.

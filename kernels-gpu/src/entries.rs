@@ -405,7 +405,6 @@ fields! {
     is_proved: bool = proved;
     shared_bytes: u32 = shared.block;
     shared_bytes_per_token: u32 = shared.per_token;
-    shared_bytes_of_stage: u32 = shared_of_stage;
     shared_bytes_of_lows: u32 = shared_of_lows;
     shared_bytes_of_sets: u32 = shared_of_sets;
     shared_state_elements: u32 = shared_state_elements;

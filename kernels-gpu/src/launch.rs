@@ -63,8 +63,6 @@ pub struct Description {
     pub shared: Shared,
     /// Additional dynamic shared memory if each key channel has its own decay.
     pub shared_of_channels: Shared,
-    /// Additional bytes of dynamic shared memory if [`StepConstants::stages`](crate::step::StepConstants::stages) is 2.
-    pub shared_of_stage: u32,
     /// Bytes at the end of [`Self::shared`] that are not needed if q, k and the keys of a ring are bf16: the low parts of split
     /// tokens.
     pub shared_of_lows: u32,
@@ -98,7 +96,6 @@ impl Description {
             proved: true,
             shared: Shared::NONE,
             shared_of_channels: Shared::NONE,
-            shared_of_stage: 0,
             shared_of_lows: 0,
             shared_of_sets: 0,
             shared_state_elements: 0,

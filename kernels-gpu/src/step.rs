@@ -419,8 +419,9 @@ constants! {
         inputs_slot = "GD_INPUTS_SLOT",
         /// The GPU's [`machine`], for a prefill.
         machine = "GD_MACHINE",
-        /// Chunks that a block of a scan by `mma.sync` has in shared memory: 1 or 2.
-        stages = "GD_STAGES",
+        /// 0; no kernel reads it. With one constant less, LLVM compiles parallel steps differently, and one of KDA's spills
+        /// (docs/lab-notes.md, "Prompts on every GPU").
+        reserved = "GD_RESERVED",
         /// Upper bound of an entry's minimum number of blocks per multiprocessor, for blocks of up to 5 warps.
         blocks_per_sm = "GD_BLOCKS_PER_SM",
     }

@@ -211,20 +211,13 @@ impl Case {
         self.entry.computes().unwrap().per_channel == Some(true)
     }
 
-    /// Compute capability of the simulated GPU. The portable scan runs with either size of shared memory.
+    /// Compute capability of the simulated GPU. The portable scan runs on GPUs with 99 KB of shared memory, with bulk copies
+    /// (K-last states) and without.
     fn capability(&self) -> (u32, u32) {
-        match (self.entry.takes_warpgroups(), self.stages()) {
+        match (self.entry.takes_warpgroups(), self.entry.1.layout) {
             (true, _) => (9, 0),
-            (false, 2) => (8, 0),
-            (false, _) => (8, 6),
-        }
-    }
-
-    /// Stages of the portable scan: two with K-last states.
-    fn stages(&self) -> u32 {
-        match self.entry.1.layout {
-            Layout::KLast => 2,
-            Layout::VLast => 1,
+            (false, Layout::KLast) => (12, 0),
+            (false, Layout::VLast) => (8, 6),
         }
     }
 
@@ -400,7 +393,6 @@ impl Case {
         c.state_v_last = u32::from(self.entry.1.layout == Layout::VLast);
         c.per_channel = u32::from(self.per_channel());
         c.machine = machine::of_capability(self.capability());
-        c.stages = self.stages();
         c.null_slot = u32::MAX;
         (c.read_index, c.write_index) = (Index::I64 as u32, Index::I64 as u32);
         c.cu_seqlens_index = Index::I32 as u32;
@@ -487,9 +479,7 @@ impl Case {
                 shape: LaunchShape {
                     grid,
                     block: entry.block(),
-                    shared_bytes: entry.shared_bytes()
-                        + of_state(entry)
-                        + entry.shared_bytes_of_stage() * (self.stages() - 1),
+                    shared_bytes: entry.shared_bytes() + of_state(entry),
                     cluster: entry.cluster(),
                     overlaps: false,
                 },

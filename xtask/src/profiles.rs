@@ -135,6 +135,7 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_POSITIONS_INDEX",   [2,         0,         3,         1,         0,         2]),
     ("GD_CHECKPOINT_INDEX",  [1,         0,         2,         0,         3,         0]),
     ("GD_CHECKPOINT_EVERY",  [64,        0,         128,       0,         2048,      0]),
+    ("GD_RESERVED",          [0,         0,         0,         0,         0,         0]),
     ("GD_SPLIT",             [0,         2048,      0,          64,        0,          192]),
     ("GD_PASS",              [0,         1,         0,          0,         0,          1]),
     ("GD_PENDING",           [8,         8,         4,         8,         1,         8]),
@@ -149,7 +150,6 @@ const VALUES: &[(&str, [u32; PROFILES.len()])] = &[
     ("GD_INPUTS_SLOT",       [73728,     64,        82000,     18432,     64,        9216]),
     ("GD_STATE_F16",         [0,         0,         1,         0,         1,         1]),
     ("GD_BLOCKS_PER_SM",     [4,         2,         2,         1,         1,         1]),
-    ("GD_STAGES",            [2,         1,         2,         1,         2,         1]),
     // The machine depends on the architecture: see `assemble::substitute`.
     ("GD_MACHINE",           [0,         0,         0,         0,         0,         0]),
     // These are 0 in every column and also assembled with 1: see [`of`].

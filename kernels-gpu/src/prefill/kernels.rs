@@ -4,6 +4,7 @@
 use core::marker::PhantomData;
 
 use super::chain::machine::{Hopper, Machine, Portable};
+use super::chain::memory;
 use super::convolution::ConvInputs;
 use super::load::{Load, THREADS};
 use super::operands::{GlobalSink, Sink as _};
@@ -177,8 +178,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
             },
             tiles: V / (64 * GROUPS),
             shared: Shared::of_block(Self::BYTES),
-            shared_of_stage: Self::STAGE_BYTES,
-            shared_state_elements: chain::state_elements([V, K], GROUPS),
+            shared_state_elements: memory::state_elements([V, K], GROUPS),
             cluster: if M::CLUSTERS {
                 chain::cluster(V, GROUPS)
             } else {
@@ -223,15 +223,13 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32> Kerne
 impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     Chain<G, M, K, V, GROUPS>
 {
-    /// Bytes of the second stage, on machines where a launch may have one or two stages.
-    const STAGE_BYTES: u32 = if M::WARPGROUPS {
-        0
-    } else {
-        chain::stage_bytes(K, G::PER_CHANNEL, GROUPS)
+    /// Bytes of shared memory of a block.
+    const BYTES: u32 = {
+        let sums = memory::sum_bytes(V, GROUPS);
+        let bytes = memory::shared_bytes(K, G::PER_CHANNEL, GROUPS, sums, M::APART);
+        assert!(M::WARPGROUPS || bytes <= 99 * 1024, "every GPU has 99 KB");
+        bytes
     };
-    /// Bytes of the other shared memory.
-    const BYTES: u32 = chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
-        - Self::STAGE_BYTES;
     /// Whether warpgroups trade registers. They do not where a block has two warpgroups and, by its shared memory, a
     /// multiprocessor to itself.
     const TRADES_REGISTERS: bool =
@@ -405,8 +403,13 @@ impl<G: Gating, const K: u32, const V: u32, const GROUPS: u32> Kernel for Short<
         warpgroups: true,
         makes_pairs: chain::makes_pairs(G::PER_CHANNEL, GROUPS),
         shared: Shared::of_block(
-            chain::shared_bytes(K, G::PER_CHANNEL, GROUPS, chain::sum_bytes(V, GROUPS))
-                + chain::room_bytes(K, G::PER_CHANNEL, GROUPS),
+            memory::shared_bytes(
+                K,
+                G::PER_CHANNEL,
+                GROUPS,
+                memory::sum_bytes(V, GROUPS),
+                false,
+            ) + memory::room_bytes(K, G::PER_CHANNEL, GROUPS),
         ),
         ..Description::of(
             THREADS,

@@ -122,7 +122,8 @@ pub fn carried<const K: u32, const V: u32>(
     let unit = unit_bytes(c, K, V, per_channel) as u64;
     let row = (hv * V + first) as u64;
     let of_tokens = if leaves_tokens {
-        tokens_bytes(1, c.h * c.ratio, V)
+        // Opaque: the sum with the workspace's address would be kept from row to row, and there is no register for it.
+        opaque(tokens_bytes(1, c.h * c.ratio, V) as u32) as u64
     } else {
         0
     };

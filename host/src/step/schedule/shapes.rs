@@ -95,14 +95,10 @@ impl Problem {
         } else {
             0
         };
-        let of_stages = match self.constants.stages {
-            2 => entry.shared_bytes_of_stage(),
-            _ => 0,
-        };
         let of_sets = match self.kind.in_sets {
             true => entry.shared_bytes_of_sets(),
             false => 0,
         };
-        self.kind.shared_bytes(entry) + of_stages + of_sets - spare
+        self.kind.shared_bytes(entry) + of_sets - spare
     }
 }

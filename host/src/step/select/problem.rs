@@ -29,12 +29,6 @@ impl Problem {
                 // No other scan takes rows in splits.
                 self.constants.split = 0;
             }
-            let has_room = |entry: Entry| {
-                let bytes = self.kind.shared_bytes(entry) + entry.shared_bytes_of_stage();
-                bytes <= gpu.shared_bytes
-            };
-            let has_two = self.kind.entries(gpu).all(has_room);
-            self.constants.stages = if has_two { 2 } else { 1 };
         }
         self.constants.blocks_per_sm = self.blocks_per_sm(gpu.machine());
         self

@@ -192,7 +192,7 @@ pub fn of(request: &Request<'_>, found: &Shape) -> StepConstants {
         } else {
             0
         },
-        stages: 2 * flag(request.is_chunked()),
+        reserved: 0,
         // `Problem::on` sets the number.
         blocks_per_sm: 0,
     }

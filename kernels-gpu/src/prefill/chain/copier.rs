@@ -1,12 +1,13 @@
 //! The producer warpgroup of the scan, the copier: copies the operands of a row's chunks to shared memory.
 
-use super::super::ALL_CHUNKS;
 use super::super::rows::{Span, halves};
 use super::super::state;
 use super::super::values::{self, TILE_BYTES};
 use super::super::workspace::{Operands, own_bytes, unit_bytes};
+use super::super::{ALL_CHUNKS, FACTORS, image_bytes};
 use super::machine::Machine;
-use super::{Chain, Progress, STAGES};
+use super::memory::{Apart, STAGES};
+use super::{Chain, Progress};
 use crate::device::global::prefetch_bulk;
 use crate::device::overlap::wait_for_previous;
 use crate::device::shared::{
@@ -39,6 +40,16 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     open_counter(Self::free(i), Self::THREADS);
                 }
             });
+            each!(i in 0..2 => {
+                let of = Apart::ALL[i];
+                if Self::has_apart(of) {
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        open_counter(Self::apart_there(of), Self::COPIERS);
+                        open_counter(Self::apart_free(of), Self::THREADS);
+                    }
+                }
+            });
         }
         sync_threads();
     }
@@ -49,7 +60,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// The counters are initialised.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn wait_for_stage(&self, chunks: u32) {
-        let (i, round) = M::stage_of(self.c, chunks);
+        let (i, round) = Self::stage_of(chunks);
         if round > 0 {
             wait_for_counter(Self::free(i), round - 1);
         }
@@ -71,7 +82,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             }
             if thread_idx_x() == Self::THREADS {
                 let start = self.start(place);
-                let counter = Self::there(M::stage_of(self.c, chunks).0);
+                let counter = Self::there(Self::stage_of(chunks).0);
                 let bytes = V * K * state::bytes_of(self.c);
                 copy_bulk(Self::state(), start.address, bytes, counter);
             }
@@ -105,8 +116,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         unsafe {
             let mut slot = self.slot_behind(j);
             loop {
-                let (i, round) = M::stage_of(self.c, progress.chunks);
+                let (i, round) = Self::stage_of(progress.chunks);
                 self.leave_slot(i, slot);
+                let at = (next, r);
                 if j == params.first_chunk {
                     // No launch that may still run writes v.
                     self.copy_values(j, i);
@@ -126,6 +138,9 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     self.copy_values(j, i);
                 }
                 arrive_at_counter_behind_copies(Self::there(i));
+                each!(i in 0..2 => {
+                    self.copy_apart(Apart::ALL[i], (j, progress.chunks), at, copies);
+                });
                 if j == params.first_chunk {
                     // The second chunk's copy follows when the first chunk has arrived, because the consumers wait for the first.
                     wait_for_counter(Self::there(i), round);
@@ -237,10 +252,23 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     if self.has_company() && self.row.tile == 0 && self.has_unit(span, j + 2) {
                         prefetch_bulk(own.images + 2 * unit, own_bytes(c, K, V, true));
                     }
-                    self.copy_part(stage, own.images, Self::HEAD + Self::HEAD_BYTES, counter);
-                } else {
-                    self.copy_part(stage, own.images, Self::HEAD, counter);
-                    self.copy_part(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
+                }
+                match (M::APART, G::PER_CHANNEL) {
+                    (false, true) => {
+                        let bytes = Self::HEAD + Self::HEAD_BYTES;
+                        self.copy_part(stage, own.images, bytes, counter);
+                    }
+                    (false, false) => {
+                        self.copy_part(stage, own.images, Self::HEAD, counter);
+                        self.copy_part(stage + Self::HEAD, own.head, Self::HEAD_BYTES, counter);
+                    }
+                    (true, per_channel) => {
+                        if !per_channel {
+                            self.copy_part(stage, own.images, Self::HEAD, counter);
+                        }
+                        let (to, from) = (stage + Self::FACTORS, own.head + FACTORS as u64);
+                        self.copy_part(to, from, Self::HEAD_BYTES - FACTORS, counter);
+                    }
                 }
                 if c.makes_values() && !self.brings_zeros() {
                     let bytes = GROUPS * TILE_BYTES;
@@ -250,6 +278,39 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             }
         }
         next
+    }
+
+    /// Starts to copy operands of chunk `j` to their buffer apart from the stages, when the buffer is free; `chunks`, `at` and
+    /// `copies` as in [`Self::copy`]. Called by all copier threads.
+    ///
+    /// # Safety
+    /// The tensors of `params` are live.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    unsafe fn copy_apart(&self, of: Apart, (j, chunks): (u32, u32), at: (u64, u32), copies: bool) {
+        if !Self::has_apart(of) {
+            return;
+        }
+        let counter = Self::apart_there(of);
+        // SAFETY: the caller's promise; the counters are initialised.
+        unsafe {
+            if chunks > 0 {
+                wait_for_counter(Self::apart_free(of), chunks - 1);
+            }
+            if copies && self.has_unit(&self.span, j) {
+                let own = Operands::at::<K, V>(self.c, G::PER_CHANNEL, at);
+                // With decays by channel, T and P follow the images.
+                let (from, bytes) = match (of, G::PER_CHANNEL) {
+                    (Apart::Images, _) => (own.images, image_bytes(K)),
+                    (Apart::Triangles, true) => {
+                        let from = own.images + image_bytes(K) as u64;
+                        (from, image_bytes(K) / 2 + FACTORS)
+                    }
+                    (Apart::Triangles, false) => (own.head, FACTORS),
+                };
+                self.copy_part(Self::apart(of), from, bytes, counter);
+            }
+            arrive_at_counter_behind_copies(counter);
+        }
     }
 
     /// Whether zeros replace v, for a transition.

@@ -7,7 +7,6 @@ use crate::device::shared::{load_matrices, load_matrices_transposed};
 use crate::device::warp::{lane_id, mma_m16n8k16_f16};
 use crate::device::warpgroup::{self, Pending};
 use crate::math::each::each;
-use crate::step::StepConstants;
 
 /// Bytes of a core.
 const CORE: u32 = 128;
@@ -28,9 +27,9 @@ pub trait Machine {
     const WARPGROUPS: bool;
     /// Whether blocks that share a head's state form a cluster, for the norm of a chunk of one token.
     const CLUSTERS: bool;
-
-    /// Stage of the block's chunk number `chunks`, and how often the stage was used before.
-    fn stage_of(c: &StepConstants, chunks: u32) -> (u32, u32);
+    /// Whether some operands have a buffer apart from the stages ([`super::memory::Apart`]). Products are then complete when their
+    /// call returns, so that a buffer is free after it.
+    const APART: bool;
 
     /// [`warpgroup::by_both`]
     ///
@@ -63,7 +62,7 @@ pub trait Machine {
     /// [`warpgroup::both`]
     fn both(products: Pending<[[f32; 32]; 2]>) -> [[f32; 32]; 2];
 
-    /// [`warpgroup::add`]
+    /// [`warpgroup::add`]. Calls `read` between the products if they complete in the call: the triangle has been read then.
     ///
     /// # Safety
     /// As for the linked function.
@@ -72,6 +71,7 @@ pub trait Machine {
         product: (&[u32; 16], u32),
         d: &mut [f32; 32],
         other: (&[u32; 16], u32),
+        read: impl FnOnce(),
     ) -> Pending<[f32; 64]>;
 
     /// [`warpgroup::add_alone`]
@@ -95,11 +95,7 @@ impl<const SPLITS: bool> Machine for Hopper<SPLITS> {
     const SPLITS: bool = SPLITS;
     const WARPGROUPS: bool = true;
     const CLUSTERS: bool = true;
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stage_of(_: &StepConstants, chunks: u32) -> (u32, u32) {
-        (chunks % super::STAGES, chunks / super::STAGES)
-    }
+    const APART: bool = false;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
@@ -141,6 +137,7 @@ impl<const SPLITS: bool> Machine for Hopper<SPLITS> {
         product: (&[u32; 16], u32),
         d: &mut [f32; 32],
         other: (&[u32; 16], u32),
+        _: impl FnOnce(),
     ) -> Pending<[f32; 64]> {
         warpgroup::add::<K, TOKENS>(sums, product, d, other)
     }
@@ -167,11 +164,7 @@ impl Machine for Portable {
     const SPLITS: bool = false;
     const WARPGROUPS: bool = false;
     const CLUSTERS: bool = false;
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stage_of(c: &StepConstants, chunks: u32) -> (u32, u32) {
-        (chunks % c.stages, chunks / c.stages)
-    }
+    const APART: bool = true;
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn by_both<const K: u32>(a: &[u32; 32], image: u32) -> Pending<[[f32; 32]; 2]> {
@@ -225,10 +218,12 @@ impl Machine for Portable {
         (a, image): (&[u32; 16], u32),
         d: &mut [f32; 32],
         (x, triangle): (&[u32; 16], u32),
+        read: impl FnOnce(),
     ) -> Pending<[f32; 64]> {
         // SAFETY: the caller's promise.
         unsafe {
             times_triangle::<true>(x, triangle, d);
+            read();
             by_tokens::<K, TOKENS>(a, image, &mut sums);
         }
         warpgroup::pending(sums)

@@ -6,6 +6,7 @@
 
 mod copier;
 pub mod machine;
+pub mod memory;
 mod outside;
 mod short;
 mod token;
@@ -18,21 +19,17 @@ use machine::Machine;
 use super::convolution::ConvInputs;
 use super::norm;
 use super::output;
-use super::prepare;
 use super::range;
 use super::rows::{Chunk, Span};
 use super::single_klast;
-use super::solve::SCRATCH_BYTES;
 use super::split::{Pass, is_transition};
 use super::state::Places;
-use super::values::TILE_BYTES;
 use super::workspace::{Operands, carried};
-use super::{CHUNK, channels, head_bytes, image_bytes, images_bytes, opaque};
+use super::{CHUNK, opaque};
 use crate::device::cluster;
 use crate::device::global::store_b32;
 use crate::device::shared::{
-    COUNTER_BYTES, dynamic_shared_mem, load_shared_b32, load_shared_b128, store_shared_b32,
-    store_shared_b128,
+    load_shared_b32, load_shared_b128, store_shared_b32, store_shared_b128,
 };
 use crate::device::thread::{sync_barrier, thread_idx_x};
 use crate::device::unknown;
@@ -49,42 +46,6 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// Named barrier of the first warpgroup; the other warpgroups have the next ones.
 const FIRST_GROUP_BARRIER: u32 = 2;
-/// Bytes of the norm's sums: a sum of squares per token, for 64 rows of a state.
-const SUM_BYTES: u32 = 4 * CHUNK;
-/// Number of stages: chunks in shared memory. A short row has no more chunks.
-const STAGES: u32 = 2;
-/// Bytes of a row's [`Span`], of which each warp of a block keeps a copy; a block has at most 12 warps.
-const SPAN_BYTES: u32 = 32;
-const SPANS_BYTES: u32 = 12 * SPAN_BYTES;
-/// Bytes of the counters (mbarriers) of a block with a copier, two for each stage.
-const COUNTERS_BYTES: u32 = 2 * STAGES * COUNTER_BYTES;
-/// Bytes of the checkpoints' slots that the copier stores, one for each stage.
-const SLOT_BYTES: u32 = 8;
-const SLOTS_BYTES: u32 = STAGES * SLOT_BYTES;
-/// Bytes of the numbers that the consumer warps keep, one for each warp.
-const NUMBERS_BYTES: u32 = 8 * 4;
-
-/// Bytes of shared memory of a stage: the images, the head's operands, and a tile for each warpgroup.
-pub const fn stage_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
-    images_bytes(k, per_channel) + head_bytes(k, per_channel) + groups * TILE_BYTES
-}
-
-/// Bytes of shared memory before the stages: the sums ([`sum_bytes`]), the spans, the counters, the slots and the numbers.
-const fn header_bytes(sums: u32) -> u32 {
-    (sums + SPANS_BYTES + COUNTERS_BYTES + SLOTS_BYTES + NUMBERS_BYTES).next_multiple_of(128)
-}
-
-/// Bytes of shared memory of a scan's block with `sums` = [`sum_bytes`], without [`state_elements`].
-pub const fn shared_bytes(k: u32, per_channel: bool, groups: u32, sums: u32) -> u32 {
-    128 + header_bytes(sums) + STAGES * stage_bytes(k, per_channel, groups)
-}
-
-/// Elements of the K-last state that the copier loads in one copy. A block that has all of a head has shared memory for them
-/// after the stages.
-pub const fn state_elements([v, k]: [u32; 2], groups: u32) -> u32 {
-    if groups == 2 { v * k } else { 0 }
-}
-
 /// Threads of a block with a copier: one more warpgroup after the consumers.
 pub const fn block(groups: u32) -> u32 {
     128 * (groups + 1)
@@ -93,26 +54,6 @@ pub const fn block(groups: u32) -> u32 {
 /// Number of blocks of a cluster: those that share a head's state.
 pub const fn cluster(v: u32, groups: u32) -> u32 {
     v / (64 * groups)
-}
-
-/// Bytes of shared memory of the norm's sums: of both warpgroups; in a cluster, of all rows of the head for each stage.
-pub const fn sum_bytes(v: u32, groups: u32) -> u32 {
-    if cluster(v, groups) > 1 {
-        STAGES * v / 64 * SUM_BYTES
-    } else {
-        2 * SUM_BYTES
-    }
-}
-
-/// Bytes of shared memory after [`shared_bytes`] for the intra-chunk pass, in a block that runs it.
-pub const fn room_bytes(k: u32, per_channel: bool, groups: u32) -> u32 {
-    if per_channel {
-        channels::room_bytes(k) + channels::SCALE_BYTES
-    } else if makes_pairs(per_channel, groups) {
-        2 * SCRATCH_BYTES + prepare::SCALE_BYTES + 128 + STAGES * head_bytes(k, false)
-    } else {
-        SCRATCH_BYTES + prepare::SCALE_BYTES
-    }
 }
 
 /// Bytes of shared memory of a block with a row of one token.
@@ -173,21 +114,12 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     const COPIERS: u32 = block(GROUPS) - Self::THREADS;
     /// Blocks of the cluster.
     const CLUSTER: u32 = if M::CLUSTERS { cluster(V, GROUPS) } else { 1 };
-    const SUM_BYTES: u32 = sum_bytes(V, GROUPS);
     /// Whether o of a chunk of one token is left for the norm after the launch, because no block has all its channels.
     const LEAVES_TOKENS: bool = !M::CLUSTERS && cluster(V, GROUPS) > 1;
     /// Whether the cluster has several blocks.
     const CLUSTERED: bool = Self::CLUSTER > 1;
-    const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS);
-    /// Byte offset of the head's operands in a stage.
-    const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
-    const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
-    /// Byte offset of the tiles, which follow the head's operands as in the workspace.
-    const TILES: u32 = Self::HEAD + Self::HEAD_BYTES;
     /// Whether a stage is freed after the checkpoint is stored, not before: otherwise KDA's scan would spill.
     const FREES_LATE: bool = G::PER_CHANNEL;
-    /// Byte offset of the image that is added to the state.
-    const ADDED: u32 = if G::PER_CHANNEL { image_bytes(K) } else { 0 };
 
     /// The scan of `row`, whose tokens are `span`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -301,30 +233,6 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     }
 
     /// Start of the block's shared memory, rounded up to a multiple of 128.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn base() -> u32 {
-        // The start is a multiple of 16.
-        dynamic_shared_mem().next_multiple_of(128)
-    }
-
-    /// Address of stage `i`.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn stage(i: u32) -> u32 {
-        Self::base() + header_bytes(Self::SUM_BYTES) + i * Self::STAGE_BYTES
-    }
-
-    /// Address of the norm's sums.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn sums() -> u32 {
-        Self::base()
-    }
-
-    /// Address of a cluster's sums, for one of two chunks between which the blocks do not wait for each other.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn sums_of_cluster(is_second: bool) -> u32 {
-        Self::sums() + is_second as u32 * (Self::SUM_BYTES / STAGES)
-    }
-
     /// Waits until the blocks of the cluster, to which this block sends its sums, have started and have read the sums of the
     /// previous row. Called by all consumer and copier threads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -339,7 +247,7 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// states if blocks have at most two rows, because all blocks then begin their second row at about the same time.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn brings_state(&self, progress: &Progress) -> bool {
-        state_elements([V, K], GROUPS) > 0
+        memory::state_elements([V, K], GROUPS) > 0
             && !M::SPLITS
             && Places::<K, V>::has_runs(self.c)
             && self.params.rows > 2 * self.params.turns
@@ -378,36 +286,6 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         } else {
             [V, K]
         }
-    }
-
-    /// Address of the state that the copier loads.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn state() -> u32 {
-        Self::stage(STAGES)
-    }
-
-    /// Counter (mbarrier) of the operands in stage `i`: the copier's threads and copies arrive on it.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn there(i: u32) -> u32 {
-        Self::sums() + Self::SUM_BYTES + SPANS_BYTES + i * COUNTER_BYTES
-    }
-
-    /// Counter (mbarrier) of the readers of stage `i`: the consumer threads arrive on it when they have read the stage.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn free(i: u32) -> u32 {
-        Self::there(STAGES + i)
-    }
-
-    /// Address of the slot of the checkpoint after the chunk in stage `i`, which the copier stores.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn slot(i: u32) -> u32 {
-        Self::there(2 * STAGES) + i * SLOT_BYTES
-    }
-
-    /// Address of the number that a consumer warp keeps.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn number() -> u32 {
-        Self::slot(STAGES) + thread_idx_x() / 32 * 4
     }
 
     /// Keeps a number of the warp in shared memory, because no registers are free for it. Called by all lanes.
@@ -484,12 +362,6 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
     }
 
-    /// Address of the warp's copy of the row's [`Span`], after the sums.
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn kept() -> u32 {
-        Self::sums() + Self::SUM_BYTES + thread_idx_x() / 32 * SPAN_BYTES
-    }
-
     /// Keeps the row's tokens in shared memory, because no registers are free to keep them from chunk to chunk. Called by all
     /// lanes.
     ///
@@ -515,11 +387,6 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             let words = [0, 16].map(|byte| load_shared_b128(Self::kept() + byte));
             Span::of_words(words)
         }
-    }
-
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn tile(stage: u32) -> u32 {
-        stage + Self::TILES + thread_idx_x() / 128 * TILE_BYTES
     }
 
     /// Index of the value head among those of its query/key head.

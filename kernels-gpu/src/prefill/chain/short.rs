@@ -10,7 +10,8 @@ use super::super::solve::SCRATCH_BYTES;
 use super::super::state;
 use super::super::values::{self, Channels};
 use super::machine::Machine;
-use super::{Chain, makes_pairs, shared_bytes};
+use super::memory::shared_bytes;
+use super::{Chain, makes_pairs};
 use crate::device::global::prefetch;
 use crate::device::shared::{copy_async_commit, copy_async_wait, dynamic_shared_mem};
 use crate::device::thread::{sync_threads, thread_idx_x};
@@ -173,7 +174,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// Address of the scratch of the intra-chunk pass. Afterwards it holds the scales of [`Self::scale_output`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) fn scratch() -> u32 {
-        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS, Self::SUM_BYTES)
+        dynamic_shared_mem() + shared_bytes(K, G::PER_CHANNEL, GROUPS, Self::SUM_BYTES, false)
     }
 
     /// Address of the operands of chunk `j` for the value head `of` heads after the block's first.
@@ -285,7 +286,8 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 }
                 if chunk.count > 1 {
                     // v of both chunks is in shared memory.
-                    s = self.advance::<true>(s, j, (Self::stage(j), Self::head(j, of)));
+                    let staged = Self::staged_with(Self::stage(j), Self::head(j, of));
+                    s = self.advance::<true>(s, j, staged, 0);
                 } else {
                     self.advance_by_one(
                         &mut s,

@@ -10,8 +10,9 @@ use super::super::rows::{Span, long};
 use super::super::split;
 use super::super::state::{load_carried, store_carried};
 use super::super::values;
-use super::super::{CHUNK, FACTOR_BYTES, FACTORS, P, of_warp, opaque};
+use super::super::{CHUNK, FACTOR_BYTES, P, of_warp, opaque};
 use super::machine::Machine;
+use super::memory::{Apart, Staged};
 use super::{Chain, FIRST_GROUP_BARRIER, Progress};
 use crate::device::float::{fma, pack_f16x2};
 use crate::device::overlap::wait_for_previous;
@@ -57,7 +58,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                 load_carried::<K>(self.carried())
             } else {
                 if is_brought && !place.is_fresh() {
-                    let (i, round) = M::stage_of(c, progress.chunks);
+                    let (i, round) = Self::stage_of(progress.chunks);
                     wait_for_counter(Self::there(i), round);
                     s = self.places().take(c, Self::state());
                 }
@@ -66,17 +67,17 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             let mut i;
             loop {
                 let round;
-                (i, round) = M::stage_of(c, progress.chunks);
-                if !G::PER_CHANNEL {
-                    // Uniform (docs/compiler.md), for addresses of products. KDA's scan spills with a uniform stage.
+                (i, round) = Self::stage_of(progress.chunks);
+                if !G::PER_CHANNEL || M::APART {
+                    // Uniform (docs/compiler.md), for addresses of products. KDA's scan by warpgroups spills with a uniform stage.
                     i = of_warp(i);
                 }
                 wait_for_counter(Self::there(i), round);
                 let span = Self::kept_span();
                 let chunk = span.chunk(j);
                 if chunk.count > 1 {
-                    let stage = Self::stage(i);
-                    s = self.advance::<false>(s, j, (stage, stage + Self::HEAD));
+                    let staged = Self::staged(Self::stage(i));
+                    s = self.advance::<false>(s, j, staged, progress.chunks);
                 } else {
                     // Shared memory for the token's convolved q and k, and for the sums of the norm.
                     let room = Self::room(i, chunk.start);
@@ -90,6 +91,10 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
                     );
                     // Orders the stores to the stage before the copies into it.
                     fence_shared();
+                    each!(n in 0..2 => {
+                        Self::meet_apart(Apart::ALL[n], progress.chunks);
+                        Self::free_apart(Apart::ALL[n]);
+                    });
                 }
                 let slot = self.brought_slot(i);
                 if !Self::FREES_LATE {
@@ -232,34 +237,37 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// all tokens one by one ([`super::outside`]).
     ///
     /// # Safety
-    /// Images and v are in `stage`, the other operands at `head`.
+    /// The operands are `staged`; those [`Apart`] need not have arrived. `chunks` is the block's number of the chunk.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     pub(super) unsafe fn advance<const SHORT: bool>(
         &self,
         before: [f32; 64],
         number: u32,
-        (stage, head): (u32, u32),
+        staged: Staged,
+        chunks: u32,
     ) -> [f32; 64] {
         let c = self.c;
-        let tile = Self::tile(stage);
+        let tile = staged.tile;
         let own = if M::SPLITS {
             // Opaque, because no registers are free to keep the values that depend on them.
             (opaque(lane_id()), opaque(thread_idx_x()))
         } else {
             (lane_id(), thread_idx_x())
         };
-        let factors = head + FACTORS + lane_id() % 4 * 8;
+        let factors = staged.factors + lane_id() % 4 * 8;
         let a: [u32; 32] = array::from_fn(|i| pack_f16x2(before[2 * i], before[2 * i + 1]));
         // Before the products, because the assembler waits for each product if these words are read while it runs. A transition
         // is not checked for small values, because errors of M that are small relative to the identity do no harm.
         let is_small = range::is_small(a[0]) && !self.is_transition();
         // A transition has no o, so it needs neither the products of queries nor those of P.
         let makes_output = self.makes_output();
+        Self::meet_apart(Apart::Images, chunks);
         let products = if makes_output {
-            M::by_both::<K>(&a, stage)
+            M::by_both::<K>(&a, staged.images)
         } else {
-            M::by_first::<K>(&a, stage)
+            M::by_first::<K>(&a, staged.images)
         };
+        Self::free_apart(Apart::Images);
         // While the products of keys run: load half of v and its factors; registers hold no more.
         let (v, x) = (values::of_tile(c, tile, 0, own), factors_of(0, factors));
         let (of_keys, of_queries) = if makes_output {
@@ -278,18 +286,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         let decay = if G::PER_CHANNEL {
             1.0
         } else {
-            f32::from_bits(load_shared_b32(head + FACTORS + 3 * FACTOR_BYTES))
+            f32::from_bits(load_shared_b32(staged.factors + 3 * FACTOR_BYTES))
         };
+        Self::meet_apart(Apart::Triangles, chunks);
         let looks = sync_barrier_any(Self::group_barrier(), 128, may_be_outside);
         let mut first = CHUNK;
         let weighed = if looks {
             rarely();
             let count = Self::kept_span().chunk(number).count;
             first = range::first_outside::<K>(&mut r, &before, is_small, count);
-            let products = M::by_triangle(&r, head, of_queries);
+            let products = M::by_triangle(&r, staged.triangles, of_queries);
             self.weigh(before, decay, products, factors, first)
         } else {
-            let products = M::by_triangle(&r, head, of_queries);
+            let products = M::by_triangle(&r, staged.triangles, of_queries);
             self.weigh(before, decay, products, factors, CHUNK)
         };
         let Weighed {
@@ -299,14 +308,19 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
             mut o,
         } = weighed;
         // Added to the state: `decayed` times an image of k̂. With GDN that image is the one of the first products; with KDA it
-        // is a separate image at `ADDED`, decayed to the end of the chunk. Added to o: `plain` times P.
-        let (state, products) = ((&decayed, stage + Self::ADDED), (&plain, head + P));
+        // is a separate image, decayed to the end of the chunk. Added to o: `plain` times P.
+        let (state, products) = ((&decayed, staged.added), (&plain, staged.triangles + P));
         let mut s = match (G::PER_CHANNEL, makes_output) {
-            (true, true) => M::add::<K, 64>(s, state, &mut o, products),
-            (false, true) => M::add::<K, 128>(s, state, &mut o, products),
+            (true, true) => M::add::<K, 64>(s, state, &mut o, products, || ()),
+            (false, true) => M::add::<K, 128>(s, state, &mut o, products, || {
+                Self::free_apart(Apart::Triangles);
+            }),
             (true, false) => M::add_alone::<K, 64>(s, state),
             (false, false) => M::add_alone::<K, 128>(s, state),
         };
+        if G::PER_CHANNEL {
+            Self::free_apart(Apart::Triangles);
+        }
         if looks {
             rarely();
             let mut own = M::settle::<K>(s);
@@ -317,7 +331,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
         // While the products that are added to the state run.
         if makes_output {
-            self.store_output::<SHORT>(o, (number, first), stage);
+            self.store_output::<SHORT>(o, (number, first), staged);
         }
         M::settle::<K>(s)
     }
@@ -389,18 +403,18 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// Stores o of chunk `number`, whose first token that f16 does not hold is `first`.
     ///
     /// # Safety
-    /// The tensors of `params` are live; the warpgroup has read its tile of v in `stage`.
+    /// The tensors of `params` are live; the warpgroup has read its tile of v.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     unsafe fn store_output<const SHORT: bool>(
         &self,
         mut o: [f32; 32],
         (number, first): (u32, u32),
-        stage: u32,
+        staged: Staged,
     ) {
         let (c, params) = (self.c, self.params);
         let (of, at) = (
             (self.row.hv, self.first()),
-            (Self::tile(stage), Self::group_barrier()),
+            (staged.tile, Self::group_barrier()),
         );
         let span = Self::kept_span();
         let chunk = span.chunk(number);
@@ -419,7 +433,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         }
         if is_normed {
             let sums = if Self::CLUSTERED {
-                Self::sums_of_cluster(stage != Self::stage(0))
+                Self::sums_of_cluster(staged.images != Self::stage(0))
             } else {
                 Self::sums()
             };
