@@ -180,9 +180,13 @@ fn every_kernel_has_room() {
 
 /// Whole layers that spill, and the most bytes of a thread without and with previous tokens. With one block less on a
 /// multiprocessor they would not spill, but be slower (docs/lab-notes.md, "Spills that are kept").
-const KEPT_SPILLS: [(Entry, [u32; 2]); 8] = [
+const KEPT_SPILLS: [(Entry, [u32; 2]); 9] = [
     (Entry::gdn_layer_parallel_f32_k128_tile128, [48, 88]),
     (Entry::gdn_layer_parallel_f32_k128_tile128_alone, [28, 24]),
+    (
+        Entry::gdn_layer_parallel_klast_bf16_k128_tile128_warps8,
+        [16, 0],
+    ),
     (Entry::kda_layer_parallel_klast_bf16_k128_tile64, [0, 24]),
     (Entry::layer_mtp_klast_bf16_k64_tile64, [0, 8]),
     (Entry::layer_mtp_klast_f32_k64_tile16, [0, 24]),
