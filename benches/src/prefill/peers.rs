@@ -138,7 +138,7 @@ mod tests {
         let peers = Peers::recorded().unwrap();
         let [h100, h200] = ["NVIDIA H100 80GB HBM3", "NVIDIA H200"];
         let best = |card: &str, case: &str| peers.best(card, case, "f32");
-        for case in ["8x1024", "2/8 1x4096", "KDA 1x4096"] {
+        for case in ["8x1024", "2/8 1x4096", "KDA 8x1024"] {
             let bare = format!("{case}, bare");
             let [(with_norms, _), (bare, _)] = [case, &*bare].map(|case| best(h200, case).unwrap());
             assert!(bare < 0.95 * with_norms, "{case}: {bare}, {with_norms}");
@@ -151,7 +151,7 @@ mod tests {
         assert!(best("NVIDIA H200 as sm_80", "8x1024").is_none());
         assert!(peers.best("NVIDIA H200", "8x1024", "bf16").is_none());
         let of_kda = |case: &str| best("NVIDIA H200", case).unwrap().1;
-        assert_eq!(of_kda("KDA 1x1024"), "cuDNN; 42.0 cuDNN with fast gates");
+        assert_eq!(of_kda("KDA 1x1024"), "vLLM; 42.0 cuDNN with fast gates");
         assert_eq!(of_kda("KDA 8x1024"), "cuDNN");
         assert_eq!(of_kda("KDA 4 1x65536, lower_bound, logits"), "FlashKDA");
     }
