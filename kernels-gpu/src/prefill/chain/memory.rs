@@ -123,7 +123,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
 {
     pub(super) const SUM_BYTES: u32 = sum_bytes(V, GROUPS);
     const STAGE_BYTES: u32 = stage_bytes(K, G::PER_CHANNEL, GROUPS, M::APART);
-    /// Byte offset of T, P and factors in a stage.
+    /// Byte offset of T, P and factors in a stage that has all operands.
     pub(super) const HEAD: u32 = images_bytes(K, G::PER_CHANNEL);
     pub(super) const HEAD_BYTES: u32 = head_bytes(K, G::PER_CHANNEL);
     /// Byte offset of the tiles, which follow the factors as in the workspace.
@@ -131,6 +131,7 @@ impl<G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
     /// Byte offset of the factors.
     pub(super) const FACTORS: u32 = Self::TILES + FACTORS - Self::HEAD_BYTES;
 
+    /// Start of the block's shared memory, rounded up to a multiple of 128.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn base() -> u32 {
         // The start is a multiple of 16.

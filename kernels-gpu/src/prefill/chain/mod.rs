@@ -46,6 +46,7 @@ use crate::step::{PrefillParams, StepConstants};
 
 /// Named barrier of the first warpgroup; the other warpgroups have the next ones.
 const FIRST_GROUP_BARRIER: u32 = 2;
+
 /// Threads of a block with a copier: one more warpgroup after the consumers.
 pub const fn block(groups: u32) -> u32 {
     128 * (groups + 1)
@@ -232,7 +233,6 @@ impl<'a, G: Gating, M: Machine, const K: u32, const V: u32, const GROUPS: u32>
         64 * (self.row.tile * GROUPS + thread / 128)
     }
 
-    /// Start of the block's shared memory, rounded up to a multiple of 128.
     /// Waits until the blocks of the cluster, to which this block sends its sums, have started and have read the sums of the
     /// previous row. Called by all consumer and copier threads.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
