@@ -290,9 +290,22 @@ impl Head {
         }
     }
 
+    /// The fragments of `share` in the rows from `first` on.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn rows<S: StateElement>(self, share: Share, first: u32) -> Rows {
+        let elements = first * self.row_elements + share.vector::<S>(0);
+        Rows {
+            address: self.address + (elements * S::BYTES) as u64,
+            row_bytes: self.row_elements * S::BYTES,
+            part_bytes: FRAGMENT * share.lanes * S::BYTES,
+            vector_bytes: share.lanes * S::VECTOR * S::BYTES,
+            wide: self.wide,
+        }
+    }
+
     /// Address of 16-byte vector `i` of this thread's fragment of `row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub fn vector_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
+    fn vector_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
         self.address + ((row * self.row_elements + share.vector::<S>(i)) * S::BYTES) as u64
     }
 
@@ -397,26 +410,6 @@ impl Head {
         each!(i in 0..PARTS => self.store::<S>(share.part(i), row, S::narrow(c, values[i])));
     }
 
-    /// [`Self::store_row`]; returns the values of the stored row.
-    ///
-    /// # Safety
-    /// As for [`Self::store`].
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    pub unsafe fn store_rounded<S: StateElement, const PARTS: usize>(
-        self,
-        c: &StepConstants,
-        share: Share,
-        row: u32,
-        mut values: [[f32; 8]; PARTS],
-    ) -> [[f32; 8]; PARTS] {
-        each!(i in 0..PARTS => {
-            let rounded = S::narrow(c, values[i]);
-            self.store::<S>(share.part(i), row, rounded);
-            values[i] = S::widen(c, rounded);
-        });
-        values
-    }
-
     /// Stores this thread's fragment of `row`.
     ///
     /// # Safety
@@ -425,6 +418,107 @@ impl Head {
     pub unsafe fn store<S: StateElement>(self, share: Share, row: u32, raw: RawFragment) {
         each!(i in 0..S::VECTORS => {
             let address = self.vector_address::<S>(share, row, i);
+            if self.wide {
+                global::store_state_b128(
+                    address,
+                    [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]],
+                );
+            } else {
+                each!(word in 0..4 => {
+                    store_word::<S>(address + 4 * word as u64, raw[4 * i + word]);
+                });
+            }
+        });
+    }
+}
+
+/// A thread's fragments of consecutive rows of a head's state. Rows are counted from the first one. With constant indices, all
+/// accesses have one base and constant offsets: an address for each row would take registers from the load to the store.
+///
+/// Some accesses have an address for each row instead: conditional loads ([`Head::load_start`]), because ptxas puts branches
+/// between those with one base, and the stores of layers of one token and of V-last decodes, which were measured faster
+/// ([`Head::store`]).
+#[derive(Clone, Copy)]
+pub struct Rows {
+    /// Address of the first vector of the first row's first part.
+    address: u64,
+    row_bytes: u32,
+    part_bytes: u32,
+    vector_bytes: u32,
+    wide: bool,
+}
+
+impl Rows {
+    /// Address of 16-byte vector `i` of part `part` of `row`.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub fn vector_address(self, row: usize, part: usize, i: usize) -> u64 {
+        let (row, part, vector) = (row as u32, part as u32, i as u32);
+        let bytes = row * self.row_bytes + part * self.part_bytes + vector * self.vector_bytes;
+        self.address + bytes as u64
+    }
+
+    /// Loads part `part` of `row`.
+    ///
+    /// # Safety
+    /// The head's state is global memory, and no other thread writes this fragment.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn load<S: StateElement>(self, row: usize, part: usize) -> RawFragment {
+        let mut raw = [0; 8];
+        each!(i in 0..S::VECTORS => {
+            let address = self.vector_address(row, part, i);
+            if self.wide {
+                [raw[4 * i], raw[4 * i + 1], raw[4 * i + 2], raw[4 * i + 3]] =
+                    global::load_state_b128(address, true);
+            } else {
+                each!(word in 0..4 => {
+                    raw[4 * i + word] = load_word::<S>(address + 4 * word as u64, true);
+                });
+            }
+        });
+        raw
+    }
+
+    /// Stores all parts of `row`, rounded.
+    ///
+    /// # Safety
+    /// As for [`Self::store`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_row<S: StateElement, const PARTS: usize>(
+        self,
+        c: &StepConstants,
+        row: usize,
+        values: [[f32; 8]; PARTS],
+    ) {
+        each!(i in 0..PARTS => self.store::<S>(row, i, S::narrow(c, values[i])));
+    }
+
+    /// [`Self::store_row`]; returns the values of the stored row.
+    ///
+    /// # Safety
+    /// As for [`Self::store`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_rounded<S: StateElement, const PARTS: usize>(
+        self,
+        c: &StepConstants,
+        row: usize,
+        mut values: [[f32; 8]; PARTS],
+    ) -> [[f32; 8]; PARTS] {
+        each!(i in 0..PARTS => {
+            let rounded = S::narrow(c, values[i]);
+            self.store::<S>(row, i, rounded);
+            values[i] = S::widen(c, rounded);
+        });
+        values
+    }
+
+    /// Stores part `part` of `row`.
+    ///
+    /// # Safety
+    /// The head's state is live global memory, and no other thread accesses this fragment.
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store<S: StateElement>(self, row: usize, part: usize, raw: RawFragment) {
+        each!(i in 0..S::VECTORS => {
+            let address = self.vector_address(row, part, i);
             if self.wide {
                 global::store_state_b128(
                     address,

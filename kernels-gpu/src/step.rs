@@ -487,6 +487,16 @@ impl StepConstants {
         }
     }
 
+    /// [`Self::blocks_per_sm`] for a step token by token, in blocks of two warps: for GDN's decode 16, which leave 64 registers for
+    /// a thread, so that more blocks run in one wave; otherwise 8, because the assembler would spill registers.
+    #[must_use]
+    pub const fn blocks_of_two_warps(&self) -> u32 {
+        match (self.per_channel, self.tokens, self.previous_tokens) {
+            (0, 1, 0) => 16,
+            _ => 8,
+        }
+    }
+
     /// [`Self::blocks_per_sm`] for rows of one token in a prefill, with `v` channels of a value head: a thread has 128 registers
     /// for 64 rows of a state and for 128 rows of a K-last state, otherwise the maximum. 128 are too few for KDA's f32 tokens on
     /// machines after Hopper.

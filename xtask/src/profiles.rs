@@ -228,9 +228,11 @@ pub fn find(entry: Entry, name: &str) -> Result<Profile> {
     found.cloned()
 }
 
-/// Whether the number of blocks of a multiprocessor depends on the machine: for rows of one token in a prefill, and parallel steps.
-fn is_by_machine(family: Family) -> bool {
-    family.takes_singles() || family.is_parallel() && !family.is_deferred()
+/// Whether other constants give the number of blocks of a multiprocessor: for rows of one token in a prefill, and steps without
+/// deferred write-back.
+fn is_by_others(family: Family) -> bool {
+    let is_step = family.is_parallel() && !family.is_deferred() || family == Family::RECURRENT;
+    family.takes_singles() || is_step
 }
 
 /// The row of the table for a load-time constant of `entry`.
@@ -275,7 +277,7 @@ pub fn values(
             "GD_RATIO" => entry.max_ratio(),
             "GD_TOKENS" | "GD_PREVIOUS_TOKENS" if has(symbol) => return Ok((symbol, 16)),
             _ if has(symbol) => return Ok((symbol, 1)),
-            "GD_BLOCKS_PER_SM" if family.is_some_and(is_by_machine) => {
+            "GD_BLOCKS_PER_SM" if family.is_some_and(is_by_others) => {
                 let of = |symbol| Ok::<_, anyhow::Error>(row_of(entry, symbol)?.1[column]);
                 let tokens = |symbol| match has(symbol) {
                     true => Ok(16),
@@ -298,6 +300,9 @@ pub fn values(
                     let v = entry.computes().map_or(0, |computes| computes.v);
                     let blocks = constants.blocks_of_singles(v);
                     return Ok((symbol, entry.blocks_per_sm(blocks)));
+                }
+                if family == Some(Family::RECURRENT) {
+                    return Ok((symbol, entry.blocks_per_sm(constants.blocks_of_two_warps())));
                 }
                 if family.is_some_and(|it| !it.layer) {
                     let takes_sets = entry.computes().is_some_and(|it| it.takes_sets());

@@ -453,7 +453,8 @@ impl<
                 lane = Lane::NONE;
             }
             if must_flush || (pending.live && pending.fresh) {
-                each!(r in 0..ROWS => head.store::<S>(share, first + r as u32, raw[r]));
+                let rows = head.rows::<S>(share, first);
+                each!(r in 0..ROWS => rows.store::<S>(r, 0, raw[r]));
             }
             if c.tokens == 0 {
                 return;

@@ -268,7 +268,8 @@ impl<
                     update = Raw([0; ROWS]);
                 }
                 if must_flush || pending.fresh {
-                    each!(n in 0..ROWS => state.store::<S>(share, first + n as u32, raw[n]));
+                    let rows = state.rows::<S>(share, first);
+                    each!(n in 0..ROWS => rows.store::<S>(n, 0, raw[n]));
                 }
                 let with =
                     Tile::<G, S, K, V, ROWS, VALUES, THREADS>::weights(weights, share, ahead);

@@ -203,9 +203,9 @@ impl<
             }
             let gates = gates.values::<G>(&c, Self::LANES, true);
             let (mut states, o);
-            // With 16-bit states `only_step` would take too many registers: it keeps the partial S k and S q of every row until
-            // they are reduced together with the norms.
-            if const { S::BYTES == 4 } {
+            // With more rows of 16-bit states `only_step` would take too many registers: it keeps the partial S k and S q of every
+            // row until they are reduced together with the norms.
+            if const { S::BYTES == 4 || ROWS * PARTS <= 2 } {
                 states = widen_rows::<S, ROWS, PARTS>(&c, raw);
                 let of_token = ((k, q), gates, v);
                 let may_overflow = c.l2norm != 0;

@@ -304,10 +304,9 @@ impl<
                     loop {
                         if c.previous_tokens != 0 && i == kept {
                             let write = slots.write::<S>(&c, &params.step, (of_head.hv, [V, K]));
+                            let rows = write.rows::<S>(share, first);
                             each!(n in 0..ROWS => {
-                                let row = first + n as u32;
-                                states[n] =
-                                    write.store_rounded::<S, PARTS>(&c, share, row, states[n]);
+                                states[n] = rows.store_rounded::<S, PARTS>(&c, n, states[n]);
                             });
                         }
                         if i == tokens {
@@ -321,8 +320,9 @@ impl<
                         }
                         let after = (i - 1 - kept, i == tokens, token.slot);
                         slots.after::<S>(&c, &params.step, of_head, [V, K], after, |head| {
+                            let rows = head.rows::<S>(share, first);
                             each!(n in 0..ROWS => {
-                                head.store_row::<S, PARTS>(&c, share, first + n as u32, states[n]);
+                                rows.store_row::<S, PARTS>(&c, n, states[n]);
                             });
                         });
                         sync_warp(FULL_MASK); // o takes the place of v

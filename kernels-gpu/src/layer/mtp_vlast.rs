@@ -208,10 +208,11 @@ impl<
                 loop {
                     if c.previous_tokens != 0 && i == kept {
                         let write = slots.write::<S>(&c, &params.step, (of_head.hv, [K, V]));
+                        let rows = write.rows::<S>(share, first);
                         each!(n in 0..ROWS => {
                             let rounded = S::narrow(&c, states[n]);
                             if is_there {
-                                write.store::<S>(share, first + n as u32, rounded);
+                                rows.store::<S>(n, 0, rounded);
                             }
                             states[n] = S::widen(&c, rounded);
                         });
@@ -248,9 +249,8 @@ impl<
                     let slot = load_slot(&c, token + Self::SLOT);
                     let after = (i - 1 - kept, i == tokens, slot);
                     slots.after::<S>(&c, &params.step, of_head, [K, V], after, |head| {
-                        each!(n in 0..ROWS => {
-                            head.store::<S>(share, first + n as u32, S::narrow(&c, states[n]));
-                        });
+                        let rows = head.rows::<S>(share, first);
+                        each!(n in 0..ROWS => rows.store::<S>(n, 0, S::narrow(&c, states[n])));
                     });
                 }
                 s += 1;

@@ -63,10 +63,10 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
     ) {
         if self.copies && is_there {
             let (head, first) = from();
+            let rows = head.rows::<S>(share, first);
             each!(i in 0..ROWS * Self::VECTORS => {
-                let row = first + (i / Self::VECTORS) as u32;
-                let part = share.part(i % Self::VECTORS / S::VECTORS);
-                let address = head.vector_address::<S>(part, row, i % S::VECTORS);
+                let (row, part) = (i / Self::VECTORS, i % Self::VECTORS / S::VECTORS);
+                let address = rows.vector_address(row, part, i % S::VECTORS);
                 copy_async_b128(self.vector(at, i as u32), address);
             });
         }
@@ -100,6 +100,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
         first: u32,
     ) -> RawRows<ROWS, PARTS> {
         let mut raw = [[[0; 8]; PARTS]; ROWS];
+        let rows = head.rows::<S>(share, first);
         each!(row in 0..ROWS => {
             if self.copies {
                 each!(i in 0..Self::VECTORS => {
@@ -110,7 +111,7 @@ impl<S: StateElement, const ROWS: usize, const THREADS: u32, const PARTS: usize>
                 });
             } else if self.reads {
                 each!(part in 0..PARTS => {
-                    raw[row][part] = head.load::<S>(share.part(part), first + row as u32, true);
+                    raw[row][part] = rows.load::<S>(row, part);
                 });
             }
         });

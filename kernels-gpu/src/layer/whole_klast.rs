@@ -150,13 +150,14 @@ impl<
                         v[n] = f32::from_bits(load_shared_b32(address));
                     });
                     let o = step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
+                    let rows = write.rows::<S>(share, first);
                     each!(n in 0..ROWS => {
-                        let row = first + n as u32;
                         if share.lane == 0 {
-                            store_shared_b32(of_head + Self::O + row * 4, o[n].to_bits());
+                            let address = of_head + Self::O + (first + n as u32) * 4;
+                            store_shared_b32(address, o[n].to_bits());
                         }
                         if c.update_state != 0 {
-                            write.store_row::<S, PARTS>(&c, share, row, states[n]);
+                            rows.store_row::<S, PARTS>(&c, n, states[n]);
                         }
                     });
                     let next = s + DEPTH;

@@ -224,9 +224,9 @@ impl<
                     if c.update_state != 0 {
                         let (mut states, k) = states(i);
                         advance::<G, S, ROWS>(&c, &mut states, k, decay, share, steps);
+                        let rows = write.rows::<S>(share, first_row(i));
                         each!(n in 0..ROWS => {
-                            let row = first_row(i) + n as u32;
-                            write.store::<S>(share, row, S::narrow(&c, states[n]));
+                            rows.store::<S>(n, 0, S::narrow(&c, states[n]));
                         });
                     }
                     start(r + 1, part, i);

@@ -52,6 +52,8 @@ impl<
     const LANES: u32 = lanes_of(K, PARTS);
     const GROUPS: u32 = THREADS / Self::LANES;
     const GROUPS_OF_WARP: u32 = 32 / Self::LANES;
+    /// Whether the load-time constants decide how many registers a thread has: [`StepConstants::blocks_of_two_warps`].
+    const TWO_WARPS: bool = S::BYTES == 2 && K == 128 && THREADS == 64;
 
     /// Stores this group's rows to every destination of the state after a token: see [`Slots::after`].
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -65,8 +67,9 @@ impl<
         (share, first): (Share, u32),
     ) {
         slots.after::<S>(c, params, row, [V, K], after, |head| {
+            let rows = head.rows::<S>(share, first);
             each!(r in 0..ROWS => {
-                head.store_row::<S, PARTS>(c, share, first + r as u32, states[r]);
+                rows.store_row::<S, PARTS>(c, r, states[r]);
             });
         });
     }
@@ -457,8 +460,11 @@ impl<
         min_blocks_per_sm: match (PARTS > 1, K) {
             (true, 96) => 256,
             (true, _) => 384,
+            // [`StepConstants::blocks_of_two_warps`]
+            (false, 128) if Self::TWO_WARPS => 1024,
             (false, _) => 512,
         } / THREADS,
+        min_blocks_by_constant: Self::TWO_WARPS,
         ..description::<Self, S>(Layout::KLast, THREADS, V)
     };
 
@@ -581,10 +587,10 @@ impl<
                     let (token, v) = Self::prepared(&c, t, share);
                     step::<G, ROWS, PARTS>(&c, &mut states, token, v, Self::LANES);
                 });
-                let write = slots.write::<S>(&c, params, (row.hv, [V, K]));
+                let head = slots.write::<S>(&c, params, (row.hv, [V, K]));
+                let rows = head.rows::<S>(share, first);
                 each!(r in 0..ROWS => {
-                    states[r] =
-                        write.store_rounded::<S, PARTS>(&c, share, first + r as u32, states[r]);
+                    states[r] = rows.store_rounded::<S, PARTS>(&c, r, states[r]);
                 });
             }
             each!(t in 0..tokens.count => {

@@ -1,6 +1,6 @@
 //! The kernels of a problem for rows of given lengths.
 
-use gated_delta_kernels::launch::Computes;
+use gated_delta_kernels::launch::{Computes, Family};
 use gated_delta_kernels::prefill::split::Pass;
 
 use crate::Entry;
@@ -41,6 +41,8 @@ impl Problem {
             constants.blocks_of_singles(kind.v_dim)
         } else if kind.family.is_deferred() {
             constants.blocks_by_tokens()
+        } else if kind.family == Family::RECURRENT {
+            constants.blocks_of_two_warps()
         } else if !kind.family.layer {
             constants.blocks_of_drafts(machine, kind.in_sets && kind.state != DType::F32)
         } else {
