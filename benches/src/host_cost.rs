@@ -304,6 +304,8 @@ pub struct HostCost {
     pub kernels: usize,
     /// Time of a bare launch.
     pub bare: f64,
+    /// Additional time of a bare launch after [`Context::enter`], which asks the driver whether the context is still the same.
+    pub context: f64,
     /// Additional time of a launch of a plan.
     pub plan: f64,
     /// Additional time of a launch through the warm cache.
@@ -317,11 +319,16 @@ impl fmt::Display for HostCost {
             kernels => format!(" for each of {kernels} kernels"),
         };
         let Self {
-            bare, plan, cached, ..
+            bare,
+            context,
+            plan,
+            cached,
+            ..
         } = self;
         write!(
             f,
-            "bare launch {bare:.0} ns{of_each}, plan + {plan:.0} ns, cache + {cached:.0} ns"
+            "bare launch {bare:.0} ns{of_each}, plan + {plan:.0} ns, cache + {cached:.0} ns; asking the driver for the context \
+             {context:.0} ns"
         )
     }
 }
@@ -358,7 +365,7 @@ pub fn host_costs(library: &Library, stream: &Stream) -> Result<String> {
         ))
 }
 
-/// Times the three ways to launch `work` in turn. Differences are taken between neighbouring turns, so that they do not depend on a clock
+/// Times the ways to launch `work` in turn. Differences are taken between neighbouring turns, so that they do not depend on a clock
 /// that drifts.
 ///
 /// # Safety
@@ -367,40 +374,46 @@ unsafe fn host_cost(library: &Library, stream: &Stream, work: &dyn Work) -> Resu
     let plan = library.plan(work)?;
     let bare = Bare::new(stream.context(), stream.as_ref(), work)?;
     let kernels = bare.kernels();
-    let ways: [&dyn Fn() -> Result<(), Error>; 3] = [
+    let ways: [&dyn Fn() -> Result<(), Error>; 4] = [
         // SAFETY: the caller's promise; `turns` makes the context current.
         &|| unsafe { bare.launch() },
+        &|| {
+            let _current = stream.context().enter()?;
+            // SAFETY: the caller's promise.
+            unsafe { bare.launch() }
+        },
         // SAFETY: as above.
         &|| unsafe { plan.launch(stream.as_ref(), work) },
         // SAFETY: as above.
         &|| unsafe { library.launch(stream.as_ref(), work) },
     ];
-    let [bare, plan, cached] = turns(stream, kernels, ways)?;
+    let [bare, context, plan, cached] = turns(stream, kernels, ways)?;
     Ok(HostCost {
         kernels,
         bare,
+        context,
         plan,
         cached,
     })
 }
 
 /// Median time per kernel of the first way, and the additional times of the others, in ns.
-fn turns(
+fn turns<const WAYS: usize>(
     stream: &Stream,
     kernels: usize,
-    ways: [&dyn Fn() -> Result<(), Error>; 3],
-) -> Result<[f64; 3]> {
+    ways: [&dyn Fn() -> Result<(), Error>; WAYS],
+) -> Result<[f64; WAYS]> {
     /// Kernels in a turn: fewer than a stream takes before a launch has to wait.
     const KERNELS: usize = 400;
-    const ROUNDS: usize = 99;
+    const ROUNDS: usize = 100;
     let calls = KERNELS / kernels;
-    let mut samples = [[0.0; ROUNDS]; 3];
+    let mut samples = [[0.0; ROUNDS]; WAYS];
     let _current = stream.context().enter()?;
     for round in 0..ROUNDS {
-        let mut nanos = [0.0; 3];
-        for turn in 0..3 {
-            // Each way comes first, second and last equally often.
-            let way = (round + turn) % 3;
+        let mut nanos = [0.0; WAYS];
+        for turn in 0..WAYS {
+            // Each way comes at each place equally often.
+            let way = (round + turn) % WAYS;
             stream.synchronize()?;
             let start = Instant::now();
             for _ in 0..calls {
@@ -409,9 +422,9 @@ fn turns(
             nanos[way] = start.elapsed().as_nanos() as f64 / (calls * kernels) as f64;
         }
         stream.synchronize()?;
-        let [bare, plan, cached] = nanos;
-        for (samples, nanos) in samples.iter_mut().zip([bare, plan - bare, cached - bare]) {
-            samples[round] = nanos;
+        for way in 0..WAYS {
+            let bare = if way == 0 { 0.0 } else { nanos[0] };
+            samples[way][round] = nanos[way] - bare;
         }
     }
     Ok(samples.map(|mut nanos| {
