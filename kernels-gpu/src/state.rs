@@ -305,7 +305,7 @@ impl Head {
 
     /// Address of 16-byte vector `i` of this thread's fragment of `row`.
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn vector_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
+    pub fn vector_address<S: StateElement>(self, share: Share, row: u32, i: usize) -> u64 {
         self.address + ((row * self.row_elements + share.vector::<S>(i)) * S::BYTES) as u64
     }
 
@@ -410,6 +410,26 @@ impl Head {
         each!(i in 0..PARTS => self.store::<S>(share.part(i), row, S::narrow(c, values[i])));
     }
 
+    /// [`Self::store_row`]; returns the values of the stored row.
+    ///
+    /// # Safety
+    /// As for [`Self::store`].
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    pub unsafe fn store_rounded<S: StateElement, const PARTS: usize>(
+        self,
+        c: &StepConstants,
+        share: Share,
+        row: u32,
+        mut values: [[f32; 8]; PARTS],
+    ) -> [[f32; 8]; PARTS] {
+        each!(i in 0..PARTS => {
+            let rounded = S::narrow(c, values[i]);
+            self.store::<S>(share.part(i), row, rounded);
+            values[i] = S::widen(c, rounded);
+        });
+        values
+    }
+
     /// Stores this thread's fragment of `row`.
     ///
     /// # Safety
@@ -436,8 +456,8 @@ impl Head {
 /// accesses have one base and constant offsets: an address for each row would take registers from the load to the store.
 ///
 /// Some accesses have an address for each row instead: conditional loads ([`Head::load_start`]), because ptxas puts branches
-/// between those with one base, and the stores of layers of one token and of V-last decodes, which were measured faster
-/// ([`Head::store`]).
+/// between those with one base, and stores that are faster so ([`Head::store`]; docs/lab-notes.md, "One base for the rows of a
+/// state").
 #[derive(Clone, Copy)]
 pub struct Rows {
     /// Address of the first vector of the first row's first part.

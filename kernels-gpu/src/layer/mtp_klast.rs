@@ -238,7 +238,7 @@ impl<
             }
             let turn = Turn::load::<G, S, K>(&launch, &earliest, group, share);
             let scale = launch.load_scale::<Self>(thread_idx_x());
-            let copies = Slices::<S, ROWS, THREADS, PARTS>::new(
+            let copies = Slices::<S, ROWS, THREADS, PARTS, false>::new(
                 dynamic_shared_mem() + Self::BEHIND_MAIL,
                 launch.place.reads(),
                 c.wide_state != 0,
@@ -304,9 +304,10 @@ impl<
                     loop {
                         if c.previous_tokens != 0 && i == kept {
                             let write = slots.write::<S>(&c, &params.step, (of_head.hv, [V, K]));
-                            let rows = write.rows::<S>(share, first);
                             each!(n in 0..ROWS => {
-                                states[n] = rows.store_rounded::<S, PARTS>(&c, n, states[n]);
+                                let row = first + n as u32;
+                                states[n] =
+                                    write.store_rounded::<S, PARTS>(&c, share, row, states[n]);
                             });
                         }
                         if i == tokens {
@@ -320,9 +321,8 @@ impl<
                         }
                         let after = (i - 1 - kept, i == tokens, token.slot);
                         slots.after::<S>(&c, &params.step, of_head, [V, K], after, |head| {
-                            let rows = head.rows::<S>(share, first);
                             each!(n in 0..ROWS => {
-                                rows.store_row::<S, PARTS>(&c, n, states[n]);
+                                head.store_row::<S, PARTS>(&c, share, first + n as u32, states[n]);
                             });
                         });
                         sync_warp(FULL_MASK); // o takes the place of v
