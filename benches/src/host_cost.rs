@@ -422,9 +422,10 @@ fn turns<const WAYS: usize>(
             nanos[way] = start.elapsed().as_nanos() as f64 / (calls * kernels) as f64;
         }
         stream.synchronize()?;
-        for way in 0..WAYS {
-            let bare = if way == 0 { 0.0 } else { nanos[0] };
-            samples[way][round] = nanos[way] - bare;
+        let mut differences = nanos.map(|of_way| of_way - nanos[0]);
+        differences[0] = nanos[0];
+        for (samples, of_way) in samples.iter_mut().zip(differences) {
+            samples[round] = of_way;
         }
     }
     Ok(samples.map(|mut nanos| {

@@ -248,7 +248,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "A100",
             [
-                "130:tile16 *:tile16_warps2",
+                "91:tile16 *:tile16_warps2",
                 "52:tile64 837:tile128 *:tile64_warps2",
                 "*:tile128",
                 "*:tile64_mma",
@@ -257,7 +257,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "RTX 3090",
             [
-                "99:tile16 *:tile16_warps2",
+                "69:tile16 *:tile16_warps2",
                 "39:tile64 636:tile128 *:tile64_warps2",
                 "*:tile128",
                 "*:tile64_mma",
@@ -266,7 +266,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "RTX 4090",
             [
-                "155:tile16 *:tile16_warps2",
+                "108:tile16 *:tile16_warps2",
                 "62:tile64 992:tile128 *:tile64_warps2",
                 "*:tile128",
                 "*:tile64_mma",
@@ -275,7 +275,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "L40S",
             [
-                "172:tile16 *:tile16_warps2",
+                "120:tile16 *:tile16_warps2",
                 "68:tile64 1101:tile128 *:tile64_warps2",
                 "*:tile128",
                 "*:tile64_mma",
@@ -284,7 +284,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "H200",
             [
-                "160:tile16 *:tile16_warps2",
+                "112:tile16 *:tile16_warps2",
                 "64:tile64 1024:tile128 *:tile64_warps2",
                 "128:tile16 *:tile128",
                 "128:tile64 *:tile128",
@@ -293,7 +293,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "B200",
             [
-                "179:tile16 *:tile16_warps2",
+                "125:tile16 *:tile16_warps2",
                 "71:tile64 1148:tile128 *:tile64_warps2",
                 "143:tile16 *:tile128",
                 "*:tile64_mma",
@@ -302,7 +302,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "RTX 5090",
             [
-                "206:tile16 *:tile16_warps2",
+                "144:tile16 *:tile16_warps2",
                 "82:tile64 1318:tile128 *:tile64_warps2",
                 "164:tile16 *:tile128",
                 "*:tile64_mma",
@@ -311,7 +311,7 @@ fn each_gpu_has_thresholds_of_its_own() {
         (
             "GB10",
             [
-                "58:tile16 *:tile16_warps2",
+                "40:tile16 *:tile16_warps2",
                 "23:tile64 372:tile128 *:tile64_warps2",
                 "46:tile16 *:tile128",
                 "*:tile64_mma",
