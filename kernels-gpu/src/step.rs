@@ -1,7 +1,7 @@
 //! Arguments of a launch of any kernel on states: parameters, which vary from launch to launch, and load-time constants, which
 //! are fixed for a layer and a way of keeping states. Each kernel reads only those that it needs.
 
-use crate::constants::{Element, constants};
+use crate::constants::{Element, Index, constants};
 use crate::machine;
 
 /// Pointers and sizes of one launch. Addresses are device addresses; 0 for an absent tensor.
@@ -487,12 +487,20 @@ impl StepConstants {
         }
     }
 
-    /// [`Self::blocks_per_sm`] for a step token by token, in blocks of two warps: for GDN's decode 16, which leave 64 registers for
-    /// a thread, so that more blocks run in one wave; otherwise 8, because the assembler would spill registers.
+    /// [`Self::blocks_per_sm`] for a step token by token, in blocks of two warps: 16 for GDN's decode of bf16 tokens and states that
+    /// stores one state. They leave 64 registers for a thread, so that more blocks run in one wave. Otherwise 8, because the
+    /// assembler would spill registers.
     #[must_use]
     pub const fn blocks_of_two_warps(&self) -> u32 {
+        let bf16 = Element::Bf16 as u32;
+        let is_bf16 = self.state_f16 == 0
+            && self.q_element == bf16
+            && self.k_element == bf16
+            && self.v_element == bf16;
+        let is_wide = self.wide_io != 0 && self.wide_state != 0;
+        let keeps_one = self.has_snapshots == 0 && self.token_index == Index::None as u32;
         match (self.per_channel, self.tokens, self.previous_tokens) {
-            (0, 1, 0) => 16,
+            (0, 1, 0) if is_bf16 && is_wide && keeps_one => 16,
             _ => 8,
         }
     }
